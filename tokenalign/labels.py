@@ -1,0 +1,173 @@
+"""Candidate labels: validation, canonical order and hashes."""
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenalign.errors import InputError, Loc
+
+DEFAULT_MAX_LABELS = 2_048
+DEFAULT_MAX_LABEL_CHARS = 100_000
+
+LabelLike = "str | Label | Mapping[str, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One candidate: the name that the answer gives back, and the wordings that are matched against the text."""
+
+    name: str
+    descriptions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSet:
+    """The candidates of one question, validated.
+
+    `descriptions` are all wordings in the caller's order; `owners[i]` is the position in `labels` of the label that
+    description i belongs to. Build one with `LabelSet.of`, which validates.
+    """
+
+    labels: tuple[Label, ...]
+    descriptions: tuple[str, ...] = field(init=False)
+    owners: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "descriptions", tuple(d for label in self.labels for d in label.descriptions))
+        object.__setattr__(self, "owners", tuple(i for i, label in enumerate(self.labels) for _ in label.descriptions))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, exactly as sent, in the caller's order."""
+        return tuple(label.name for label in self.labels)
+
+    @classmethod
+    def of(
+        cls,
+        labels: "Iterable[str | Label | Mapping[str, Any]] | LabelSet",
+        *,
+        min_labels: int = 2,
+        max_labels: int = DEFAULT_MAX_LABELS,
+        max_chars: int = DEFAULT_MAX_LABEL_CHARS,
+        loc: Sequence[str | int] = ("labels",),
+    ) -> "LabelSet":
+        """The validated set of `labels`: strings, `Label`s or `{"name", "description"}` mappings.
+
+        Raises `InputError` naming the label at fault: too few or too many, empty, a NUL or a lone surrogate in it, too
+        long, or twice the same name or description after NFC and trimming.
+        """
+        if isinstance(labels, LabelSet):
+            return labels
+        if isinstance(labels, (str, bytes, Mapping)):
+            raise InputError(f"must be a list of labels, not one {type(labels).__name__}; wrap it in a list", loc)
+        items = list(labels)
+        if len(items) < min_labels:
+            raise InputError(
+                f"{len(items)} label{'' if len(items) == 1 else 's'} given, at least {min_labels} needed; "
+                "add the alternatives that the text should be told apart from",
+                loc,
+            )
+        if len(items) > max_labels:
+            raise InputError(f"{len(items):,} labels given, at most {max_labels:,} allowed; send fewer candidates", loc)
+        parsed = tuple(_parse(item, (*loc, i), max_chars) for i, item in enumerate(items))
+        _refuse_twins(parsed, tuple(loc))
+        return cls(parsed)
+
+
+def check_text(text: object, loc: Sequence[str | int], max_chars: int, what: str = "text") -> str:
+    """`text` itself when it is a string that can be encoded; else `InputError` at `loc`."""
+    if not isinstance(text, str):
+        raise InputError(f"must be a string, not {type(text).__name__}", loc)
+    if not text.strip():
+        raise InputError(f"is empty or only white space; a {what} needs at least one visible character", loc)
+    if len(text) > max_chars:
+        raise InputError(f"has {len(text):,} characters, at most {max_chars:,} allowed; shorten or split it", loc)
+    if "\x00" in text:
+        raise InputError(f"has a NUL character at position {text.index(chr(0))}; remove it", loc)
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"has a lone surrogate U+{ord(text[error.start]):04X} at position {error.start}, no character; "
+                "send valid Unicode",
+                loc,
+            ) from error
+    return text
+
+
+def _parse(item: object, loc: Loc, max_chars: int) -> Label:
+    if isinstance(item, str):
+        return Label(check_text(item, loc, max_chars, "label"), (item,))
+    if isinstance(item, Label):
+        name, descriptions = item.name, list(item.descriptions)
+    elif isinstance(item, Mapping):
+        unknown = sorted(str(key) for key in item.keys() - {"name", "description"})
+        if unknown:
+            raise InputError(f"has unknown keys {unknown}; a label has a name and a description", loc)
+        if "name" not in item:
+            raise InputError("has no name; give a string, or a name and a description", loc)
+        name = item["name"]
+        description = item.get("description", name)
+        descriptions = [description] if isinstance(description, str) else description
+        if not isinstance(descriptions, (list, tuple)):
+            raise InputError("must be a string or a list of strings", (*loc, "description"))
+    else:
+        raise InputError(f"must be a string or an object with name and description, not {type(item).__name__}", loc)
+    if not descriptions:
+        raise InputError("is an empty list; leave it out to use the name, or give at least one", (*loc, "description"))
+    check_text(name, (*loc, "name"), max_chars, "label")
+    for d, description in enumerate(descriptions):
+        where = (*loc, "description") if len(descriptions) == 1 else (*loc, "description", d)
+        check_text(description, where, max_chars, "label")
+    return Label(name, tuple(descriptions))
+
+
+def _refuse_twins(labels: Sequence[Label], loc: Loc) -> None:
+    names: dict[str, int] = {}
+    descriptions: dict[str, int] = {}
+    for i, label in enumerate(labels):
+        first = names.setdefault(_canonical(label.name), i)
+        if first != i:
+            raise InputError(f"{_shorten(label.name)} is the same label as number {first}; remove one", (*loc, i))
+        for description in label.descriptions:
+            known = len(descriptions)
+            first = descriptions.setdefault(_canonical(description), i)
+            if len(descriptions) == known:
+                raise InputError(
+                    f"description {_shorten(description)} is given twice, here and by label number {first}; "
+                    "two equal descriptions can't be told apart, remove one",
+                    (*loc, i),
+                )
+
+
+def _canonical(text: str) -> str:
+    return text.strip() if text.isascii() else unicodedata.normalize("NFC", text).strip()
+
+
+def _shorten(text: str, limit: int = 60) -> str:
+    return repr(text if len(text) <= limit else text[: limit - 1] + "…")
+
+
+def label_hash(description: str) -> str:
+    """The hex sha256 of one description, exactly as sent, length-prefixed like a list of one."""
+    return list_hash((description,))
+
+
+def list_hash(descriptions: Iterable[str]) -> str:
+    """The hex sha256 that names a candidate list, the same for every order of it.
+
+    Covers the sorted distinct descriptions, each as its UTF-8 behind its length in 8 bytes, so that no two lists share
+    an input: ["a", "b"], ["a,b"] and ["a\\x00b"] differ.
+    """
+    digest = hashlib.sha256()
+    for description in sorted(set(descriptions)):
+        data = description.encode("utf-8")
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
+    return digest.hexdigest()
