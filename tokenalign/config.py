@@ -90,8 +90,8 @@ class ModelConfig(_Frozen):
 
     def with_backbone(self, reference: str) -> "ModelConfig":
         """The same configuration with its encoder taken from elsewhere; an expected sha256 stays in force."""
-        backbone = BackboneReference(reference=reference, sha256=self.backbone.sha256)
-        return self.model_copy(update={"backbone": backbone})
+        backbone = {"reference": reference, "sha256": self.backbone.sha256}
+        return self.parse(self.model_dump() | {"backbone": backbone}, "backbone given for this head")
 
     def save(self, path: Path) -> None:
         """Write it as JSON that `load` reads back equal."""

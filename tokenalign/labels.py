@@ -58,14 +58,14 @@ class LabelSet:
     ) -> "LabelSet":
         """The validated set of `labels`: strings, `Label`s or `{"name", "description"}` mappings.
 
+        A `LabelSet` is given back as it is; only its size is checked.
+
         Raises `InputError` naming the label at fault: too few or too many, empty, a NUL or a lone surrogate in it, too
         long, or twice the same name or description after NFC and trimming.
         """
-        if isinstance(labels, LabelSet):
-            return labels
-        if isinstance(labels, (str, bytes, Mapping)):
+        if isinstance(labels, (str, bytes, Mapping)) or not isinstance(labels, (Iterable, LabelSet)):
             raise InputError(f"must be a list of labels, not one {type(labels).__name__}; wrap it in a list", loc)
-        items = list(labels)
+        items = labels.labels if isinstance(labels, LabelSet) else list(labels)
         if len(items) < min_labels:
             raise InputError(
                 f"{len(items)} label{'' if len(items) == 1 else 's'} given, at least {min_labels} needed; "
@@ -74,6 +74,8 @@ class LabelSet:
             )
         if len(items) > max_labels:
             raise InputError(f"{len(items):,} labels given, at most {max_labels:,} allowed; send fewer candidates", loc)
+        if isinstance(labels, LabelSet):
+            return labels
         parsed = tuple(_parse(item, (*loc, i), max_chars) for i, item in enumerate(items))
         _refuse_twins(parsed, tuple(loc))
         return cls(parsed)
@@ -104,8 +106,10 @@ def check_text(text: object, loc: Sequence[str | int], max_chars: int, what: str
 def _parse(item: object, loc: Loc, max_chars: int) -> Label:
     if isinstance(item, str):
         return Label(check_text(item, loc, max_chars, "label"), (item,))
+    name: Any
+    description: Any
     if isinstance(item, Label):
-        name, descriptions = item.name, list(item.descriptions)
+        name, description = item.name, item.descriptions
     elif isinstance(item, Mapping):
         unknown = sorted(str(key) for key in item.keys() - {"name", "description"})
         if unknown:
@@ -114,14 +118,14 @@ def _parse(item: object, loc: Loc, max_chars: int) -> Label:
             raise InputError("has no name; give a string, or a name and a description", loc)
         name = item["name"]
         description = item.get("description", name)
-        descriptions = [description] if isinstance(description, str) else description
-        if not isinstance(descriptions, (list, tuple)):
-            raise InputError("must be a string or a list of strings", (*loc, "description"))
     else:
         raise InputError(f"must be a string or an object with name and description, not {type(item).__name__}", loc)
+    check_text(name, (*loc, "name"), max_chars, "label")
+    descriptions = [description] if isinstance(description, str) else description
+    if not isinstance(descriptions, (list, tuple)):
+        raise InputError("must be a string or a list of strings", (*loc, "description"))
     if not descriptions:
         raise InputError("is an empty list; leave it out to use the name, or give at least one", (*loc, "description"))
-    check_text(name, (*loc, "name"), max_chars, "label")
     for d, description in enumerate(descriptions):
         where = (*loc, "description") if len(descriptions) == 1 else (*loc, "description", d)
         check_text(description, where, max_chars, "label")
