@@ -56,3 +56,11 @@ class FingerprintMismatchError(TokenAlignError):
         return (
             f"{self.what} is of model {self.got}, this process holds {self.expected}; a rollout is probably under way"
         )
+
+
+class DataError(TokenAlignError):
+    """A data set is missing, altered, or does not hold what a recipe or a split asks of it."""
+
+
+class TrainingError(TokenAlignError):
+    """A training run can't start, go on, or be resumed as asked."""
