@@ -1,0 +1,23 @@
+"""Label rows, shared by all replicas: codec, stores, the cache itself, and an embedded server."""
+
+from deploy.label_cache.cache import CachedLabels, LabelCache, LabelEncodingError
+from deploy.label_cache.codec import CodecError, LabelRows
+from deploy.label_cache.server import EmbeddedServer, ServerError
+from deploy.label_cache.stats import CacheStats, TierStats
+from deploy.label_cache.store import MemoryStore, RedisStore, Store, StoreError
+
+__all__ = [
+    "CacheStats",
+    "CachedLabels",
+    "CodecError",
+    "EmbeddedServer",
+    "LabelCache",
+    "LabelEncodingError",
+    "LabelRows",
+    "MemoryStore",
+    "RedisStore",
+    "ServerError",
+    "Store",
+    "StoreError",
+    "TierStats",
+]

@@ -61,7 +61,7 @@ class CodecError(TokenAlignError, ValueError):
 class LabelRows:
     """The rows of some label descriptions behind each other, without padding.
 
-    values: `[tokens, width]` float16, or float32 where float16 would overflow; read-only when they were decoded
+    values: `[tokens, width]` float16, or float32 where float16 would overflow; read-only when decoded or joined
     lengths: `[descriptions]` int32, rows of each description, at least one
     """
 
@@ -114,8 +114,13 @@ class LabelRows:
 
     @staticmethod
     def join(parts: "Sequence[LabelRows]") -> "LabelRows":
-        """All descriptions of all parts, in order; float32 as soon as one part is. At least one part, of one width."""
-        return LabelRows(np.concatenate([p.values for p in parts]), np.concatenate([p.lengths for p in parts]))
+        """All descriptions of all parts, in order, read-only; float32 as soon as one part is.
+
+        At least one part, and all of one width.
+        """
+        values = np.concatenate([part.values for part in parts])
+        values.setflags(write=False)
+        return LabelRows(values, np.concatenate([part.lengths for part in parts]))
 
 
 def encode_rows(key: bytes | str, rows: LabelRows, secret: bytes | None) -> bytes:
