@@ -1,0 +1,1 @@
+"""The Ray Serve application around tokenalign."""

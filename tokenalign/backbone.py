@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenalign.config import BackboneReference, ModelConfig
 from tokenalign.errors import BackboneError, InputError
-from tokenalign.references import check_sha256, resolve_backbone, sha256_of, weights_digest_file
+from tokenalign.references import check_sha256, resolve_backbone, weights_digest_file
 from tokenalign.tokens import TokenBatch, length_groups, ragged_positions
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -172,7 +172,7 @@ def identify(folder: Path, reference: BackboneReference, dtype: torch.dtype) -> 
         reference.reference,
         reference.revision,
         digest,
-        sha256_of(folder / "config.json"),
+        check_sha256(folder / "config.json", None),
         str(dtype).removeprefix("torch."),
     )
 

@@ -18,6 +18,7 @@ from tokenalign.references import resolve_backbone
 from tokenalign.results import (
     Classification,
     Explain,
+    check_explain,
     check_top_k,
     classification,
     explained_labels,
@@ -142,6 +143,7 @@ class TokenAlignClassifier:
         top_k: return only so many labels; scores are over all of them still
         Raises `InputError` that names the text or label at fault.
         """
+        check_explain(explain)
         check_top_k(top_k)
         candidates = LabelSet.of(labels, min_labels=1 if return_logits else 2)
         single = isinstance(texts, str)
@@ -199,7 +201,7 @@ class TokenAlignClassifier:
             if key in self._prepared:
                 self._prepared.move_to_end(key)
                 return self._prepared[key]
-        tokenized = self.tokenizer.labels(key)
+        tokenized = self._tokenize_labels(labels)
         projected = self._project(tokenized.tokens, DEFAULT_MAX_BATCH_TOKENS, "labels")
         prepared = _PreparedLabels(tokenized, self._aligner.label_queries(projected))
         with self._lock:
@@ -207,6 +209,12 @@ class TokenAlignClassifier:
             while len(self._prepared) > CACHED_LISTS:
                 self._prepared.popitem(last=False)
         return prepared
+
+    def _tokenize_labels(self, labels: LabelSet) -> TokenizedTexts:
+        try:
+            return self.tokenizer.labels(labels.descriptions)
+        except InputError as error:
+            raise InputError(error.message, labels.location(int(error.loc[-1]))) from error
 
 
 def _as_list(texts: object) -> list[object]:

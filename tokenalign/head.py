@@ -123,7 +123,8 @@ class AlignmentHead(nn.Module):
         batch: projected rows `[tokens, width]`. Sequences pass through the blocks in groups of similar length, so
         little of the work is padding.
         """
-        values = torch.from_numpy(np.asarray(batch.values, dtype=np.float32)).to(self.device)
+        # Arrays from another process are read-only, which torch can't share: astype copies.
+        values = torch.from_numpy(batch.values.astype(np.float32)).to(self.device)
         offsets = batch.offsets
         out = torch.empty(len(values), self.width, device=self.device)
         for group in length_groups(batch.lengths, MAX_PADDED_TOKENS):
@@ -133,4 +134,4 @@ class AlignmentHead(nn.Module):
             padded = values.new_zeros(*mask.shape, self.width)
             padded[mask] = values[positions]
             out[positions] = self.contextualize(padded, mask)[mask]
-        return out[torch.from_numpy(batch.keep).to(self.device)]
+        return out[torch.from_numpy(np.flatnonzero(batch.keep)).to(self.device)]

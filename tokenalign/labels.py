@@ -46,6 +46,11 @@ class LabelSet:
         """The names, exactly as sent, in the caller's order."""
         return tuple(label.name for label in self.labels)
 
+    def location(self, description: int) -> Loc:
+        """Where description number `description` stands in what the caller sent, for an error or a warning."""
+        owner = self.owners[description]
+        return ("labels", owner)
+
     @classmethod
     def of(
         cls,

@@ -95,6 +95,12 @@ def check_top_k(top_k: int | None) -> None:
         raise InputError(f"must be a whole number of at least 1, or null for all labels; it is {top_k!r}", ("top_k",))
 
 
+def check_explain(explain: object) -> None:
+    """Raise `InputError` unless `explain` is a boolean or "all"."""
+    if not isinstance(explain, bool) and explain != "all":
+        raise InputError(f'must be true, false or "all"; it is {explain!r}', ("explain",))
+
+
 def explained_labels(order: NDArray[np.intp], explain: Explain) -> list[int]:
     """Which labels' matches are wanted: none, the best one's, or those of all that are returned."""
     if not explain:

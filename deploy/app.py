@@ -1,0 +1,196 @@
+"""The Ray Serve application: the only file that decorates, binds and knows all deployments."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import DeploymentStatusOverview
+
+from deploy.encoder import Encoder
+from deploy.http.routes import build_http_app
+from deploy.ingress import Ingress
+from deploy.label_cache.following import FollowingStore
+from deploy.label_cache.server import EmbeddedServer
+from deploy.label_cache.store import RedisStore, Store
+from deploy.scorer import Scorer
+from deploy.settings import EMBEDDED, NO_STORE, LabelCacheSettings, Settings
+from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, ReplicaLostError, ScoreBatch, ScoredBatch
+from tokenalign.errors import ConfigError, FingerprintMismatchError, TokenAlignError
+
+ResultT = TypeVar("ResultT")
+
+MAX_ONGOING_BATCHES = 256  # of an encoder or scorer: above any number of slots, or the router would back off
+COUNT_PERIOD_S = 1.0  # how often an ingress asks Serve how many replicas there are
+MEET_PERIOD_S = 0.5  # between questions to an encoder that still holds another model, while a rollout is under way
+
+
+class CacheServerDeployment:
+    """Owns the embedded Valkey server: alive as long as this one replica."""
+
+    def __init__(self, settings: Settings) -> None:
+        _refuse_several_nodes()
+        self._server = EmbeddedServer(max_memory_bytes=settings.label_cache.embedded_max_bytes)
+        self._server.start()
+
+    async def address(self) -> str:
+        """The URL of the running server, started anew if it died."""
+        _refuse_several_nodes()
+        await asyncio.to_thread(self._server.restart)
+        return self._server.url
+
+    def __del__(self) -> None:
+        if hasattr(self, "_server"):
+            self._server.stop()
+
+
+class EncoderDeployment(Encoder):
+    """The encoder on Serve."""
+
+
+class ScorerDeployment(Scorer):
+    """The scorer on Serve: its handle to the encoder and, where it is embedded, to the label store."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it; there is no other place to wait for the encoder
+        self, settings: Settings, encoder: DeploymentHandle[Any], cache_server: DeploymentHandle[Any] | None
+    ) -> None:
+        async def encode(batch: EncodeBatch) -> EncodedRows:
+            return await _call(encoder.encode.remote(batch))
+
+        async def describe() -> EncoderIdentity:
+            return await _call(encoder.describe.remote())
+
+        Scorer.__init__(self, settings, encode, describe, _open_store(settings.label_cache, cache_server))
+        await _patiently(self.start)
+
+
+class IngressDeployment(Ingress):
+    """The ingress on Serve: passes the encoder's un-awaited response on to the scorer."""
+
+    async def __init__(  # type: ignore[misc]  # as above
+        self, settings: Settings, encoder: DeploymentHandle[Any], scorer: DeploymentHandle[Any]
+    ) -> None:
+        async def send(batch: EncodeBatch, questions: ScoreBatch) -> ScoredBatch:
+            return await _call(scorer.score.remote(encoder.encode.remote(batch), questions))
+
+        async def describe() -> EncoderIdentity:
+            return await _call(encoder.describe.remote())
+
+        self._limits = settings.limits
+        self._replicas = _ReplicaCount(settings.batching.batches_per_encoder)
+        Ingress.__init__(self, settings, send, describe, self._replicas.slots)
+        self._counting = asyncio.create_task(self._replicas.follow())
+        await _patiently(self.start)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return build_http_app(self, self._limits)
+
+
+def build_app(args: dict[str, Any]) -> serve.Application:
+    """The application for the `args` of serve_config.yaml; `ConfigError` names every setting at fault."""
+    settings = Settings.parse(args)
+    cache_server = None
+    if settings.label_cache.url == EMBEDDED:
+        one = _deployment(CacheServerDeployment).options(num_replicas=1, ray_actor_options={"num_cpus": 0})
+        cache_server = one.bind(settings)
+    encoder = _deployment(EncoderDeployment).bind(settings)
+    scorer = _deployment(ScorerDeployment).bind(settings, encoder, cache_server)
+    # More requests than the queue holds must reach the ingress, or Serve would queue them and our 429 never came.
+    waiting = 2 * settings.batching.max_queue_texts + 1_024
+    ingress = _deployment(serve.ingress()(IngressDeployment), max_ongoing_requests=waiting)
+    return ingress.bind(settings, encoder, scorer)
+
+
+def _deployment(cls: type, *, max_ongoing_requests: int = MAX_ONGOING_BATCHES) -> serve.Deployment:
+    name = cls.__name__.removesuffix("Deployment")
+    decorate = serve.deployment(name=name, max_ongoing_requests=max_ongoing_requests)
+    return decorate(cls)
+
+
+class _ReplicaCount:
+    """How many batches an ingress may have in flight: the encoders' slots, shared among the ingresses."""
+
+    def __init__(self, batches_per_encoder: int) -> None:
+        self._batches_per_encoder = batches_per_encoder
+        self._encoders, self._ingresses = 1, 1
+
+    def slots(self) -> int:
+        return math.ceil(self._encoders * self._batches_per_encoder / max(1, self._ingresses))
+
+    async def follow(self) -> None:
+        """Asks Serve again and again; a failed question leaves the last answer."""
+        app = serve.get_replica_context().app_name
+        while True:
+            try:
+                deployments = (await asyncio.to_thread(serve.status)).applications[app].deployments
+                self._encoders = _running(deployments["Encoder"])
+                self._ingresses = _running(deployments["Ingress"])
+            except (RayError, RayServeException, KeyError):
+                pass
+            await asyncio.sleep(COUNT_PERIOD_S)
+
+
+def _running(deployment: DeploymentStatusOverview) -> int:
+    return sum(count for state, count in deployment.replica_states.items() if state.value == "RUNNING")
+
+
+def _refuse_several_nodes() -> None:
+    nodes = len([node for node in ray.nodes() if node["Alive"]])  # type: ignore[no-untyped-call]  # Ray leaves it bare
+    if nodes > 1:
+        raise ConfigError(
+            f"label_cache.url: {EMBEDDED!r} serves one node, this cluster has {nodes}; "
+            "set it to the redis:// URL of a server that all nodes reach"
+        )
+
+
+def _open_store(options: LabelCacheSettings, cache_server: DeploymentHandle[Any] | None) -> Store | None:
+    """The store that the settings name; it connects at its first use."""
+    if options.url == NO_STORE:
+        return None
+
+    def open_url(url: str, password: str | None = None) -> Store:
+        return RedisStore.from_url(
+            url,
+            username=options.username if password else None,
+            password=password,
+            connect_timeout_s=options.connect_timeout_s,
+            read_timeout_s=options.read_timeout_s,
+        )
+
+    if cache_server is None:
+        return open_url(options.url, options.password.read("label_cache.password") if options.password else None)
+
+    async def address() -> str:
+        return await _call(cache_server.address.remote())
+
+    return FollowingStore(address, open_url)
+
+
+async def _call(response: Awaitable[ResultT]) -> ResultT:
+    """The response of another deployment, its errors brought back to ours."""
+    try:
+        return await response
+    except RayTaskError as error:
+        cause: object = error.cause
+        if isinstance(cause, TokenAlignError):
+            raise cause from error
+        raise
+    except (RayActorError, RayServeException, RayError) as error:
+        raise ReplicaLostError(f"another deployment did not answer: {type(error).__name__}") from error
+
+
+async def _patiently(start: Callable[[], Awaitable[None]]) -> None:
+    """Run `start` until the other deployments hold the same model; Serve's own start-up limit ends it otherwise."""
+    while True:
+        try:
+            await start()
+        except (FingerprintMismatchError, ReplicaLostError):
+            await asyncio.sleep(MEET_PERIOD_S)
+        else:
+            return

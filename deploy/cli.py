@@ -1,0 +1,175 @@
+"""`tokenalign-deploy`: runs the application on this machine."""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+
+import psutil
+import yaml
+
+from tokenalign.errors import ConfigError, TokenAlignError
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeDeploySchema
+
+APP_BUILDER = "deploy.app:build_app"
+DRAIN_S = 6.0  # what Serve gets to end its replicas in order; then Ray is stopped regardless
+KILL_S = 3.0
+OBJECT_STORE_BYTES = 512 * 1024 * 1024  # batches in flight are small; Ray's default is a third of the machine's memory
+
+EXAMPLE = {
+    "text": "I was charged twice for the same card purchase.",
+    "labels": ["duplicate card payment", "cash withdrawal declined", "card not received"],
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0 after Ctrl-C, 1 when the application failed, 2 for a wrong configuration."""
+    parser = argparse.ArgumentParser(prog="tokenalign-deploy", description="Run tokenalign as a service.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run the application on this machine, until Ctrl-C")
+    serve.add_argument("config", nargs="?", type=Path, default=Path("serve_config.yaml"), help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    try:
+        return _serve(options.config)
+    except TokenAlignError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _serve(path: Path) -> int:
+    config = _load(path)
+    host, port = str(config.http_options.host), config.http_options.port
+    if _get(f"http://{host}:{port}/health/live") is not None:
+        raise ConfigError(
+            f"http_options.port: something already answers on {host}:{port}; stop it or choose another port"
+        )
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    _say(f"starting; first answers in about half a minute ({path})")
+    started = time.monotonic()
+    _start(path)
+    try:
+        if not _wait_until_ready(f"http://{host}:{port}", [app.name for app in config.applications], stop):
+            return 0 if stop.is_set() else 1
+        _say(f"ready after {time.monotonic() - started:.0f} s on http://{host}:{port} (API at /docs); Ctrl-C ends it")
+        _say(
+            f"try:\n\n  curl -s http://{host}:{port}/v1/classify -H 'content-type: application/json' \\\n"
+            f"    -d '{json.dumps(EXAMPLE)}'\n"
+        )
+        stop.wait()
+        return 0
+    finally:
+        _say("stopping")
+        _stop()
+
+
+def _load(path: Path) -> "ServeDeploySchema":
+    """The checked configuration: Serve's part by Serve's schema, ours by our settings."""
+    from pydantic import ValidationError
+    from ray.serve.schema import ServeDeploySchema
+
+    from deploy.settings import Settings
+    from tokenalign.config import describe_validation
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}; give the path of a serve_config.yaml") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    try:
+        config = ServeDeploySchema.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {describe_validation(error)}") from error
+    for app in config.applications:
+        if app.import_path == APP_BUILDER:
+            Settings.parse(app.args)
+    return config
+
+
+def _start(path: Path) -> None:
+    """A Ray of our own on this machine, and the configuration submitted to it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.serve import scripts
+
+    ray.init(
+        address="local",
+        namespace="serve",
+        num_cpus=max(2, os.cpu_count() or 2),
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    scripts.cli.main(["run", str(path), "--non-blocking"], standalone_mode=False)
+
+
+def _wait_until_ready(url: str, apps: Sequence[str], stop: threading.Event) -> bool:
+    """Whether the application became ready; says why when it failed."""
+    from ray import serve
+
+    while not stop.wait(0.25):
+        if _get(f"{url}/health/ready") == 200:
+            return True
+        found = serve.status().applications
+        for name in apps:
+            if name in found and found[name].status == "DEPLOY_FAILED":
+                _say(f"application {name} failed to start:\n{_explain(found[name])}")
+                return False
+    return False
+
+
+def _explain(app: Any) -> str:
+    """Serve's words on a failed application, without the traceback's frames."""
+    words = [app.message, *(d.message for d in app.deployments.values())]
+    lines = [line for text in words for line in text.splitlines()]
+    errors = [line for line in lines if "Error:" in line and not line.startswith((" ", "\t"))]
+    return "\n".join(dict.fromkeys(errors or lines))
+
+
+def _stop() -> None:
+    """Ends Serve and Ray, and what they started, whatever state they are in."""
+    import ray
+    from ray import serve
+
+    processes = psutil.Process().children(recursive=True)
+    ending = threading.Thread(target=serve.shutdown, daemon=True)
+    ending.start()
+    ending.join(DRAIN_S)
+    ending = threading.Thread(target=ray.shutdown, daemon=True)
+    ending.start()
+    ending.join(KILL_S)
+    for process in psutil.wait_procs(processes, timeout=KILL_S)[1]:
+        process.kill()
+
+
+def _get(url: str) -> int | None:
+    """The status of a GET, or None where nothing answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310  our own address
+            return int(answer.status)
+    except URLError as error:
+        return getattr(error, "code", None)
+    except OSError:
+        return None
+
+
+def _say(words: str) -> None:
+    print(f"tokenalign: {words}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The encoder deployment: token ids in, rows out. A plain class; `app.py` puts it on Ray Serve."""
+
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from deploy.model import ServedModel
+from deploy.settings import Settings
+from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, Priority, check_fingerprint
+from deploy.workers import PriorityWorker
+from tokenalign.scoring import Aligner
+from tokenalign.tokens import compact
+
+
+class Encoder:
+    """Holds the frozen encoder; one computing thread, documents before labels."""
+
+    def __init__(self, settings: Settings, model: ServedModel | None = None) -> None:
+        self._model = model or ServedModel.load(settings.model)
+        self._backbone = self._model.load_backbone()
+        if self._backbone.device.type == "cpu":
+            torch.set_num_threads(settings.threads.encoder or torch.get_num_threads())
+        self._projects = settings.model.project_on_encoder
+        self._max_batch_tokens = settings.batching.max_batch_tokens
+        head = self._model.head.to(self._backbone.device)
+        self._aligner = Aligner(head, self._model.config.temperature)
+        self._identity = EncoderIdentity(
+            self._backbone.identity, self._model.fingerprint(self._backbone.identity), self._projects
+        )
+        self._worker = PriorityWorker("encoder")
+        self._queued_elsewhere = 0
+        self._in_hand_tokens = 0
+
+    async def describe(self) -> EncoderIdentity:
+        """What this replica serves."""
+        return self._identity
+
+    async def encode(self, batch: EncodeBatch) -> EncodedRows:
+        """The rows of a batch, in its order.
+
+        Raises `FingerprintMismatchError` for ids of another model's tokenizer, `NumericalError` for NaN or infinity.
+        """
+        check_fingerprint("the batch of token ids", self._identity.fingerprint, batch.fingerprint)
+        if batch.priority is Priority.DOCUMENTS:
+            self._queued_elsewhere = batch.queued_tokens
+        self._in_hand_tokens += len(batch.ids)
+        try:
+            rows = await self._worker.run(lambda: self._rows(batch), priority=int(batch.priority))
+        finally:
+            self._in_hand_tokens -= len(batch.ids)
+        return EncodedRows(self._identity.fingerprint, rows, batch.lengths)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tokens in this replica's hands, and tokens that the latest sender had waiting behind its batch."""
+        return {"tokens_in_hand": float(self._in_hand_tokens), "tokens_queued": float(self._queued_elsewhere)}
+
+    def _rows(self, batch: EncodeBatch) -> NDArray[Any]:
+        what = f"{batch.priority.name.lower()} encoded"
+        states = self._backbone.encode(batch.tokens(), max_batch_tokens=self._max_batch_tokens)
+        if self._projects:
+            return self._aligner.project(states, what)
+        return compact(states.float().cpu().numpy(), what)

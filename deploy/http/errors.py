@@ -1,0 +1,72 @@
+"""One table from exceptions to HTTP: status, type, and what the caller is told."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deploy.batching import BatcherClosed, DeadlineExceeded, OversizedRequestError, QueueFull
+from deploy.wire import ReplicaLostError
+from tokenalign.errors import (
+    FingerprintMismatchError,
+    InputError,
+    Loc,
+    NumericalError,
+    TokenAlignError,
+)
+
+
+class BodyTooLargeError(TokenAlignError):
+    """The body of a request is over the limit."""
+
+
+class NotReadyError(TokenAlignError):
+    """The application can't answer yet, or not at this moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as it goes out: `{"error", "error_type", "loc"}` with a status and headers."""
+
+    status: int
+    error_type: str
+    message: str
+    loc: Loc = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object of the answer."""
+        return {"error": self.message, "error_type": self.error_type, "loc": list(self.loc)}
+
+
+_BUSY = "the service is overloaded: {error}; send again after the time in Retry-After, or send fewer requests at once"
+_ROLLOUT = "the service is changing to another model at this moment; send the request again"
+_LOST = "a replica ended while it worked on this request, twice; send the request again"
+_NUMBERS = "the model gave no finite numbers for this request, so there is no answer; it was logged, report it"
+_INTERNAL = "the service failed on this request; it was logged, and the request may be sent again"
+
+
+def to_http(error: BaseException) -> HttpError:
+    """The HTTP form of an exception; anything unknown is a 500 that tells nothing of its inside."""
+    match error:
+        case InputError():
+            return HttpError(422, "invalid_input", str(error), error.loc)
+        case BodyTooLargeError():
+            return HttpError(413, "body_too_large", str(error))
+        case OversizedRequestError():
+            return HttpError(422, "invalid_input", str(error), ("texts",))
+        case QueueFull():
+            retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+            return HttpError(429, "overloaded", _BUSY.format(error=error), headers=retry)
+        case DeadlineExceeded():
+            return HttpError(504, "deadline_exceeded", str(error))
+        case FingerprintMismatchError():
+            return HttpError(503, "not_ready", _ROLLOUT, headers={"Retry-After": "1"})
+        case ReplicaLostError():
+            return HttpError(503, "not_ready", _LOST, headers={"Retry-After": "1"})
+        case NotReadyError() | BatcherClosed():
+            return HttpError(503, "not_ready", str(error), headers={"Retry-After": "1"})
+        case NumericalError():
+            return HttpError(500, "numerical", _NUMBERS)
+        case _:
+            return HttpError(500, "internal", _INTERNAL)

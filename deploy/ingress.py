@@ -1,0 +1,189 @@
+"""The ingress deployment: tokenises and batches texts, and writes answers. A plain class; `app.py` puts it on Serve."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.batching import BatchInfo, MicroBatcher
+from deploy.http.errors import NotReadyError
+from deploy.http.schemas import ClassifyQuery, response_json
+from deploy.model import ServedModel
+from deploy.settings import Settings
+from deploy.wire import (
+    Answer,
+    EncodeBatch,
+    EncoderIdentity,
+    Priority,
+    Question,
+    ReplicaLostError,
+    ScoreBatch,
+    ScoredBatch,
+    check_fingerprint,
+)
+from tokenalign.errors import FingerprintMismatchError, InputError, TokenAlignError
+from tokenalign.labels import LabelSet
+from tokenalign.results import Explain
+from tokenalign.text import TokenizedTexts
+from tokenalign.tokens import TokenBatch
+
+Send = Callable[[EncodeBatch, ScoreBatch], Awaitable[ScoredBatch]]
+Describe = Callable[[], Awaitable[EncoderIdentity]]
+
+OFF_LOOP_CHARS = 20_000  # texts of more characters together are tokenised on a thread; below, the hop costs more
+PROBE_AGE_S = 1.0  # readiness is asked of the encoder at most so often
+PROBE_TIMEOUT_S = 5.0
+WARM_UP_TEXT = "A first text, so that no caller waits for what is set up at the first use."
+WARM_UP_LABELS = ("greeting", "warm-up")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Item:
+    """One text of one request, ready to be sent."""
+
+    text: str
+    tokens: TokenBatch
+    labels: LabelSet
+    explain: Explain
+    top_k: int | None
+
+
+class Ingress:
+    """Answers requests by way of an encoder and a scorer.
+
+    send: passes a batch to an encoder and its rows on to a scorer; describe: asks an encoder what it serves
+    slots: how many batches this ingress may have in flight now
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        send: Send,
+        describe: Describe,
+        slots: Callable[[], int],
+        model: ServedModel | None = None,
+    ) -> None:
+        self._settings = settings
+        self._send = send
+        self._describe = describe
+        self._model = model or ServedModel.load(settings.model)
+        self._identity: EncoderIdentity | None = None
+        self._started = False
+        self._probed_at = float("-inf")
+        batching = settings.batching
+        self._batcher: MicroBatcher[_Item, Answer] = MicroBatcher(
+            self._dispatch,
+            weight=lambda item: len(item.tokens.values),
+            identity=lambda item: item.text,
+            max_batch_tokens=batching.max_batch_tokens,
+            max_batch_items=batching.max_batch_texts,
+            max_queue_items=batching.max_queue_texts,
+            max_queue_tokens=batching.max_queue_tokens,
+            slots=slots,
+        )
+
+    async def start(self) -> None:
+        """Returns once a first request went all the way: what is set up at the first use is set up."""
+        await self._meet_encoder()
+        await self.classify(ClassifyQuery((WARM_UP_TEXT,), True, LabelSet.of(WARM_UP_LABELS), True, False, None))
+        self._started = True
+
+    async def close(self) -> None:
+        """Ends batching; requests that wait get an error."""
+        await self._batcher.close()
+
+    async def ready(self) -> None:
+        """Returns when requests can be answered; else raises `NotReadyError`. The label store has no say in it."""
+        if not self._started:
+            raise NotReadyError("the service is starting; ask again in a moment")
+        now = time.monotonic()
+        if now - self._probed_at < PROBE_AGE_S:
+            return
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self._describe()
+        except (TimeoutError, TokenAlignError) as error:
+            raise NotReadyError("no encoder answers; the service is starting or lost its replicas") from error
+        self._probed_at = now
+
+    def model_info(self) -> dict[str, Any]:
+        """What is served: name, fingerprint, encoder, limits."""
+        identity, config = self._known_identity(), self._model.config
+        return {
+            "name": config.name,
+            "fingerprint": identity.fingerprint,
+            "backbone": {
+                "reference": identity.backbone.reference,
+                "revision": identity.backbone.revision,
+                "sha256": identity.backbone.weights_sha256,
+                "dtype": identity.backbone.dtype,
+            },
+            "max_length": config.max_length,
+            "document_template": config.document_template,
+            "label_template": config.label_template,
+            "limits": self._settings.limits.model_dump(),
+        }
+
+    async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
+        """The JSON answer to a good request.
+
+        Raises `InputError` for a text or label without tokens, and the batcher's errors: queue full, deadline passed.
+        """
+        fingerprint = self._known_identity().fingerprint
+        tokenized = await self._tokenize(query)
+        items = [
+            _Item(text, tokens.tokens, query.labels, query.explain, query.top_k)
+            for text, tokens in zip(query.texts, tokenized, strict=True)
+        ]
+        answers = await self._batcher.submit(items, deadline_s=self._settings.batching.request_timeout_s)
+        return response_json(query, tokenized, answers, {"name": self._model.config.name, "fingerprint": fingerprint})
+
+    async def _tokenize(self, query: ClassifyQuery) -> list[TokenizedTexts]:
+        def work() -> list[TokenizedTexts]:
+            try:
+                return self._model.tokenizer.documents(query.texts).each()
+            except InputError as error:
+                raise (InputError(error.message, ("text",)) if query.single else error) from error
+
+        if sum(map(len, query.texts)) > OFF_LOOP_CHARS:
+            return await asyncio.to_thread(work)
+        return work()
+
+    async def _dispatch(self, items: Sequence[_Item], info: BatchInfo) -> Sequence[Answer | BaseException]:
+        """An answer for each item, or its error. Idempotent work: a lost or changing replica is tried once more."""
+        try:
+            return await self._dispatch_once(items, info)
+        except FingerprintMismatchError:
+            await self._meet_encoder()
+        except ReplicaLostError:
+            pass
+        return await self._dispatch_once(items, info)
+
+    async def _dispatch_once(self, items: Sequence[_Item], info: BatchInfo) -> Sequence[Answer | BaseException]:
+        fingerprint = self._known_identity().fingerprint
+        firsts: dict[int, _Item] = {}
+        for row, item in zip(info.rows, items, strict=True):
+            firsts.setdefault(row, item)
+        tokens = TokenBatch.concat([firsts[row].tokens for row in range(len(firsts))])
+        label_sets: dict[LabelSet, int] = {}
+        questions = tuple(
+            Question(row, label_sets.setdefault(item.labels, len(label_sets)), item.explain, item.top_k)
+            for row, item in zip(info.rows, items, strict=True)
+        )
+        scored = await self._send(
+            EncodeBatch.of(fingerprint, tokens, Priority.DOCUMENTS, info.queued_tokens),
+            ScoreBatch(fingerprint, tokens.keep, tuple(label_sets), questions),
+        )
+        check_fingerprint("the scores", fingerprint, scored.fingerprint)
+        return scored.answers
+
+    def _known_identity(self) -> EncoderIdentity:
+        if self._identity is None:
+            raise NotReadyError("the service is starting; ask again in a moment")
+        return self._identity
+
+    async def _meet_encoder(self) -> None:
+        identity = await self._describe()
+        check_fingerprint("the encoder", self._model.fingerprint(identity.backbone), identity.fingerprint)
+        self._identity = identity

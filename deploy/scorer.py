@@ -1,0 +1,233 @@
+"""The scorer deployment: encoded rows and label sets in, scores out. A plain class; `app.py` puts it on Ray Serve."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from deploy.label_cache.cache import LabelCache
+from deploy.label_cache.codec import LabelRows
+from deploy.label_cache.store import Store
+from deploy.model import ServedModel
+from deploy.settings import Settings
+from deploy.wire import (
+    Answer,
+    EncodeBatch,
+    EncodedRows,
+    EncoderIdentity,
+    LabelReport,
+    Priority,
+    ScoreBatch,
+    ScoredBatch,
+    check_fingerprint,
+)
+from deploy.workers import PriorityWorker
+from tokenalign.errors import InputError, TokenAlignError
+from tokenalign.labels import LabelSet
+from tokenalign.results import Warning_, explained_labels, label_warnings, ranking, softmax
+from tokenalign.scoring import Aligner, DocumentKeys, LabelQueries
+from tokenalign.text import TokenizedTexts
+from tokenalign.tokens import TokenBatch
+
+REMEMBERED_SETS = 256  # label sets whose tokens and warnings a replica keeps at hand
+
+Describe = Callable[[], Awaitable[EncoderIdentity]]
+Encode = Callable[[EncodeBatch], Awaitable[EncodedRows]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """What a label set is besides its rows."""
+
+    tokenized: TokenizedTexts
+    warnings: tuple[Warning_, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """The label side of a label set, ready to be scored."""
+
+    known: _Known
+    queries: LabelQueries
+    report: LabelReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Model:
+    """What this replica holds for the encoder that it works with."""
+
+    fingerprint: str
+    projected: bool
+    cache: LabelCache
+
+
+class Scorer:
+    """Looks up label rows, and scores documents with them on a computing thread of its own.
+
+    encode, describe: reach the encoder; store: where label rows are shared with other replicas, or None
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        encode: Encode,
+        describe: Describe,
+        store: Store | None,
+        model: ServedModel | None = None,
+    ) -> None:
+        self._settings = settings
+        self._encode = encode
+        self._describe = describe
+        self._store = store
+        self._served = model or ServedModel.load(settings.model)
+        torch.set_num_threads(settings.threads.scorer or torch.get_num_threads())
+        self._aligner = Aligner(self._served.head, self._served.config.temperature)
+        self._worker = PriorityWorker("scorer")
+        self._known: OrderedDict[LabelSet, _Known] = OrderedDict()
+        self._model: _Model | None = None
+        self._meeting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Returns once the encoder is known and holds the same model."""
+        await self._meet_encoder()
+
+    async def describe(self) -> str:
+        """The fingerprint of the model that this replica scores with."""
+        return (await self._current()).fingerprint
+
+    async def score(self, rows: EncodedRows, batch: ScoreBatch) -> ScoredBatch:
+        """An answer, or its own error, for each question of the batch, in order.
+
+        Raises `FingerprintMismatchError` when the rows or the batch are of another model than this replica's.
+        """
+        model = await self._current()
+        if rows.fingerprint != model.fingerprint:
+            model = await self._meet_encoder()
+        check_fingerprint("the encoded rows", model.fingerprint, rows.fingerprint)
+        check_fingerprint("the batch of questions", model.fingerprint, batch.fingerprint)
+        sides = await asyncio.gather(*(self._side(model, labels) for labels in batch.label_sets))
+        answers = await self._worker.run(lambda: self._answer(model, rows, batch, sides))
+        return ScoredBatch(model.fingerprint, answers)
+
+    async def _current(self) -> _Model:
+        return self._model or await self._meet_encoder()
+
+    async def _meet_encoder(self) -> _Model:
+        """Ask the encoder what it serves; a new encoder gets a cache under its own fingerprint."""
+        async with self._meeting:
+            identity = await self._describe()
+            fingerprint = self._served.fingerprint(identity.backbone)
+            check_fingerprint("the encoder", fingerprint, identity.fingerprint)
+            if self._model is None or self._model.fingerprint != fingerprint:
+                self._model = _Model(fingerprint, identity.projected, self._open_cache(identity))
+            return self._model
+
+    def _open_cache(self, identity: EncoderIdentity) -> LabelCache:
+        options = self._settings.label_cache
+        return LabelCache(
+            self._store,
+            self._encode_labels,
+            width=self._served.config.width,
+            fingerprint=self._served.label_fingerprint(identity.backbone),
+            namespace=options.namespace,
+            memory_bytes=options.memory_bytes,
+            secret=options.signing_key.read("label_cache.signing_key").encode() if options.signing_key else None,
+            ttl_s=options.ttl_s,
+            ttl_jitter=options.ttl_jitter,
+            store_budget_s=options.store_budget_s,
+        )
+
+    async def _side(self, model: _Model, labels: LabelSet) -> _Side | TokenAlignError:
+        try:
+            known = await self._know(labels)
+            cached = await model.cache.get(labels.descriptions)
+        except TokenAlignError as error:
+            return error
+        report = LabelReport(cached.hits, known.warnings)
+        return _Side(known, LabelQueries(cached.rows.values, cached.rows.lengths), report)
+
+    async def _know(self, labels: LabelSet) -> _Known:
+        """The tokens and warnings of a label set; `InputError` at the label that has no token."""
+        if labels in self._known:
+            self._known.move_to_end(labels)
+            return self._known[labels]
+
+        def read() -> _Known:
+            try:
+                tokenized = self._served.tokenizer.labels(labels.descriptions)
+            except InputError as error:
+                raise InputError(error.message, ("labels", labels.owners[int(error.loc[-1])])) from error
+            return _Known(tokenized, tuple(label_warnings(labels, tokenized)))
+
+        known = await self._worker.run(read)
+        self._known[labels] = known
+        while len(self._known) > REMEMBERED_SETS:
+            self._known.popitem(last=False)
+        return known
+
+    async def _encode_labels(self, descriptions: list[str]) -> LabelRows:
+        """Fresh label rows: tokenised here, encoded there in chunks behind documents, contextualised here."""
+        model = await self._current()
+        tokens = (await self._worker.run(lambda: self._served.tokenizer.labels(descriptions))).tokens
+        parts = []
+        for chunk in _chunks(tokens, self._settings.batching.max_batch_tokens):
+            rows = await self._encode(EncodeBatch.of(model.fingerprint, chunk, Priority.LABELS))
+            check_fingerprint("the encoded labels", model.fingerprint, rows.fingerprint)
+            parts.append(chunk.with_values(rows.values))
+        encoded = TokenBatch.concat(parts)
+        queries = await self._worker.run(lambda: self._aligner.label_queries(self._projected(model, encoded)))
+        return LabelRows(queries.values, queries.lengths)
+
+    def _projected(self, model: _Model, rows: TokenBatch) -> TokenBatch:
+        if model.projected:
+            return rows
+        return rows.with_values(self._aligner.project(torch.from_numpy(rows.values.astype(np.float32)), "rows"))
+
+    def _answer(
+        self, model: _Model, rows: EncodedRows, batch: ScoreBatch, sides: list[_Side | TokenAlignError]
+    ) -> tuple[Answer | TokenAlignError, ...]:
+        tokens = TokenBatch(rows.values, rows.lengths, batch.keep)
+        keys = self._aligner.document_keys(self._projected(model, tokens))
+        answers: list[Answer | TokenAlignError | None] = [None] * len(batch.questions)
+        for s, side in enumerate(sides):
+            asked = [q for q, question in enumerate(batch.questions) if question.labels == s]
+            try:
+                found = self._answer_set(batch, batch.label_sets[s], side, keys, asked)
+            except TokenAlignError as error:
+                found = [error] * len(asked)
+            for q, answer in zip(asked, found, strict=True):
+                answers[q] = answer
+        return tuple(answer for answer in answers if answer is not None)
+
+    def _answer_set(
+        self, batch: ScoreBatch, labels: LabelSet, side: _Side | TokenAlignError, keys: DocumentKeys, asked: list[int]
+    ) -> list[Answer | TokenAlignError]:
+        if isinstance(side, TokenAlignError):
+            return [side] * len(asked)
+        documents = [batch.questions[q].document for q in asked]
+        logits = self._aligner.logits(labels, side.queries, keys.select(documents))
+        scores = softmax(logits)
+        answers: list[Answer | TokenAlignError] = []
+        for row, q in enumerate(asked):
+            question = batch.questions[q]
+            wanted = explained_labels(ranking(logits[row], question.top_k), question.explain)
+            alignments = tuple(
+                self._aligner.align(labels, label, side.known.tokenized, side.queries, keys.slice(question.document))
+                for label in wanted
+            )
+            answers.append(Answer(logits[row], scores[row], alignments, side.report))
+        return answers
+
+
+def _chunks(tokens: TokenBatch, max_tokens: int) -> list[TokenBatch]:
+    """Runs of sequences of at most `max_tokens` tokens each, or of one sequence that is longer."""
+    chunks, start, held = [], 0, 0
+    for i, length in enumerate(tokens.lengths):
+        if i > start and held + length > max_tokens:
+            chunks.append(tokens.select(np.arange(start, i)))
+            start, held = i, 0
+        held += int(length)
+    return [*chunks, tokens.select(np.arange(start, len(tokens)))]

@@ -1,0 +1,162 @@
+"""The settings of the whole application: one object, validated once, from the `args` of serve_config.yaml."""
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tokenalign.config import describe_validation
+from tokenalign.errors import ConfigError
+
+EMBEDDED = "embedded"
+NO_STORE = "none"
+MIB = 1024 * 1024
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Secret(_Section):
+    """Where a secret is read from, in the replica: settings never hold one, since Serve logs an app's arguments.
+
+    env: name of an environment variable; file: path of a file, whose last newline is dropped
+    """
+
+    env: str | None = Field(default=None, min_length=1)
+    file: Path | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Secret":
+        if (self.env is None) == (self.file is None):
+            raise ValueError("give either env or file")
+        return self
+
+    def read(self, what: str) -> str:
+        """The secret itself; `ConfigError` naming `what` and the source when it isn't there or is empty."""
+        if self.env is not None:
+            value, source = os.environ.get(self.env, ""), f"environment variable {self.env}"
+        else:
+            assert self.file is not None  # noqa: S101  the validator saw to it
+            source = f"file {self.file}"
+            try:
+                value = self.file.read_text(encoding="utf-8").removesuffix("\n")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{what}: {source} can't be read; correct the path or its permissions") from error
+        if not value:
+            raise ConfigError(f"{what}: {source} is empty or missing; put the secret there")
+        return value
+
+
+class ModelSettings(_Section):
+    """Which head and encoder are served.
+
+    id_or_path: a head: the name of a shipped one, a folder, or a hub id; null is the shipped default
+    backbone: a folder or reference to take the encoder from instead of the one that the head names
+    device, dtype: of the encoder; "auto" is cuda, mps or cpu, and bfloat16, float16 or float32 there
+    project_on_encoder: send projected rows (width of the head) instead of token states (width of the encoder)
+    config_overrides, tensor_overrides: for a head that another program wrote
+    """
+
+    id_or_path: str | None = None
+    revision: str | None = None
+    backbone: str | None = None
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    cache_dir: Path | None = None
+    local_files_only: bool = False
+    project_on_encoder: bool = True
+    config_overrides: dict[str, Any] = Field(default_factory=dict)
+    tensor_overrides: dict[str, str] = Field(default_factory=dict)
+
+
+class BatchingSettings(_Section):
+    """How an ingress forms batches.
+
+    max_batch_tokens, max_batch_texts: of one batch that goes to the encoder
+    max_queue_texts, max_queue_tokens: that wait in one ingress; past either, a request gets 429
+    batches_per_encoder: in flight for each encoder replica, so that it computes one while the next is on its way
+    request_timeout_s: past it a request gets 504
+    """
+
+    max_batch_tokens: int = Field(default=4_096, ge=16, le=1_048_576)
+    max_batch_texts: int = Field(default=64, ge=1, le=65_536)
+    max_queue_texts: int = Field(default=2_048, ge=1, le=1_000_000)
+    max_queue_tokens: int = Field(default=262_144, ge=128, le=100_000_000)
+    batches_per_encoder: int = Field(default=2, ge=1, le=64)
+    request_timeout_s: float = Field(default=30.0, gt=0, le=3_600)
+
+
+class LimitSettings(_Section):
+    """What one request may bring; past a limit it is refused with the limit's name."""
+
+    max_texts: int = Field(default=1_024, ge=1, le=1_000_000)
+    max_labels: int = Field(default=2_048, ge=2, le=1_000_000)
+    max_text_chars: int = Field(default=100_000, ge=1, le=10_000_000)
+    max_body_bytes: int = Field(default=16 * MIB, ge=1_024, le=1_024 * MIB)
+
+
+class LabelCacheSettings(_Section):
+    """Where label representations are kept.
+
+    url: "embedded" (a Valkey server that the application runs itself, on one node), "none", or redis://, rediss://,
+      unix:// without a password in it
+    password: of the store; signing_key: with it, entries that were not written with it are refused
+    ttl_s: of an entry, shortened by a random part of `ttl_jitter`; a list in use is refreshed
+    memory_bytes: of the tier within each scorer
+    store_budget_s: the store's share of one request; past it the labels are encoded instead
+    """
+
+    url: str = EMBEDDED
+    username: str | None = None
+    password: Secret | None = None
+    signing_key: Secret | None = None
+    namespace: str = Field(default="tokenalign", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    ttl_s: float = Field(default=86_400.0, ge=1, le=31_536_000)
+    ttl_jitter: float = Field(default=0.1, ge=0, lt=0.5)
+    memory_bytes: int = Field(default=256 * MIB, ge=0)
+    embedded_max_bytes: int = Field(default=256 * MIB, ge=MIB)
+    connect_timeout_s: float = Field(default=0.5, gt=0, le=60)
+    read_timeout_s: float = Field(default=0.5, gt=0, le=60)
+    store_budget_s: float = Field(default=1.0, gt=0, le=60)
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        if url in (EMBEDDED, NO_STORE):
+            return url
+        parts = urlsplit(url)
+        if parts.scheme not in ("redis", "rediss", "unix"):
+            raise ValueError(f"must be {EMBEDDED}, {NO_STORE}, redis://…, rediss://… or unix://…")
+        if parts.password is not None:
+            raise ValueError(
+                "holds a password; settings are logged, so give it as password: {env: NAME} or {file: PATH}"
+            )
+        return url
+
+
+class ThreadSettings(_Section):
+    """Computing threads of each replica; 0 is one per core of the machine."""
+
+    encoder: int = Field(default=0, ge=0, le=1_024)
+    scorer: int = Field(default=1, ge=0, le=1_024)
+
+
+class Settings(_Section):
+    """Everything that the application needs to know besides the deployments' own options."""
+
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    batching: BatchingSettings = Field(default_factory=BatchingSettings)
+    limits: LimitSettings = Field(default_factory=LimitSettings)
+    label_cache: LabelCacheSettings = Field(default_factory=LabelCacheSettings)
+    threads: ThreadSettings = Field(default_factory=ThreadSettings)
+
+    @classmethod
+    def parse(cls, values: Any) -> "Settings":
+        """The validated settings; `ConfigError` names every key at fault."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(f"settings: {describe_validation(error)}") from error

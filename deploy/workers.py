@@ -1,0 +1,55 @@
+"""A computing thread beside an event loop: forward passes never run on the loop itself."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import PriorityQueue
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
+
+_STOP_PRIORITY = 1_000_000
+
+
+class PriorityWorker:
+    """One thread that runs calls one after the other, the lowest priority number first, first come first within it.
+
+    A call whose waiter was cancelled before its turn is skipped.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._queue: PriorityQueue[tuple[int, int, Future[Any] | None, Callable[[], Any] | None]] = PriorityQueue()
+        self._counter = itertools.count()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for their turn."""
+        return self._queue.qsize()
+
+    async def run(self, call: Callable[[], ResultT], priority: int = 0) -> ResultT:
+        """What `call` returns or raises, once its turn came; the loop stays free meanwhile."""
+        future: Future[ResultT] = Future()
+        self._queue.put((priority, next(self._counter), future, call))
+        return await asyncio.wrap_future(future)
+
+    def stop(self) -> None:
+        """Let the thread end after the calls that wait already."""
+        self._queue.put((_STOP_PRIORITY, next(self._counter), None, None))
+
+    def _run(self) -> None:
+        while True:
+            _, _, future, call = self._queue.get()
+            if future is None or call is None:
+                return
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001  the waiter gets it; the thread must live on
+                future.set_exception(error)
+            # The next wait may be long: hold on to neither the arrays of this call nor its result.
+            del future, call
