@@ -434,6 +434,8 @@ class TestBadEntries:
         await spy.damage(kind, change)
         if kind == "label":
             await spy.inner.set_many(dict.fromkeys(spy.keys("list"), b""), 1)
+        else:  # the mark may have ended before the list entry: that it was there is enough to write it again
+            await spy.inner.set_many(dict.fromkeys(spy.keys("seen"), b""), 1e-9)
         replica = a_cache(spy, encoder)
 
         assert_same(await replica.get(descriptions), descriptions)
