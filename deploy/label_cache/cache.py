@@ -113,9 +113,14 @@ class LabelCache:
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        """`ttl_jitter` is the fraction by which a life may be shorter than `ttl_s`, so that not all end at once.
+        """A cache in front of `encode`, which is only ever asked for distinct descriptions.
 
-        `write_budget_s` bounds each write in the background, `store_retry_s` is the pause after one failed.
+        store: None keeps whole lists in memory and nothing else
+        width, fingerprint: the length of a row, and the name of all that rows depend on
+        secret: with one, entries that weren't written with it are refused
+        ttl_jitter: the fraction by which a life may be shorter than `ttl_s`, so that not all end at once
+        store_budget_s: what the store may add to one request
+        write_budget_s, store_retry_s: the bound of each write in the background, and the pause after one failed
         """
         if not 0 <= ttl_jitter < 0.5:
             raise ValueError(
