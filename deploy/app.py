@@ -27,6 +27,7 @@ from tokenalign.errors import ConfigError, FingerprintMismatchError, TokenAlignE
 ResultT = TypeVar("ResultT")
 
 MAX_ONGOING_BATCHES = 256  # of an encoder or scorer: above any number of slots, or the router would back off
+DRAIN_POLL_S = 0.25  # a replica that is to stop looks so often whether its last request is done; Serve waits 2 s
 COUNT_PERIOD_S = 1.0  # how often an ingress asks Serve how many replicas there are
 MEET_PERIOD_S = 0.5  # between questions to an encoder that still holds another model, while a rollout is under way
 
@@ -109,7 +110,11 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 def _deployment(cls: type, *, max_ongoing_requests: int = MAX_ONGOING_BATCHES) -> serve.Deployment:
     name = cls.__name__.removesuffix("Deployment")
-    decorate = serve.deployment(name=name, max_ongoing_requests=max_ongoing_requests)
+    decorate = serve.deployment(
+        name=name,
+        max_ongoing_requests=max_ongoing_requests,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+    )
     return decorate(cls)
 
 

@@ -1,6 +1,7 @@
 """`tokenalign-deploy`: runs the application on this machine."""
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
 APP_BUILDER = "deploy.app:build_app"
-DRAIN_S = 6.0  # what Serve gets to end its replicas in order; then Ray is stopped regardless
+DRAIN_S = 9.0  # what Serve gets to end its replicas in order; then Ray is stopped regardless
 KILL_S = 3.0
 OBJECT_STORE_BYTES = 512 * 1024 * 1024  # batches in flight are small; Ray's default is a third of the machine's memory
 
@@ -146,14 +147,17 @@ def _stop() -> None:
     from ray import serve
 
     processes = psutil.Process().children(recursive=True)
-    ending = threading.Thread(target=serve.shutdown, daemon=True)
-    ending.start()
-    ending.join(DRAIN_S)
-    ending = threading.Thread(target=ray.shutdown, daemon=True)
-    ending.start()
-    ending.join(KILL_S)
+    draining = threading.Thread(target=serve.shutdown, daemon=True)
+    draining.start()
+    draining.join(DRAIN_S)
+    if not draining.is_alive():  # else Ray would end this process under it, before the others are seen to
+        ray.shutdown()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
     for process in psutil.wait_procs(processes, timeout=KILL_S)[1]:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _get(url: str) -> int | None:
