@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokenalign.classifier import TokenAlignClassifier
+from tokenalign.config import ModelConfig
 from tokenalign.text import TextTokenizer
 
 BACKBONES = ["bert", pytest.param("qwen3", marks=pytest.mark.data), pytest.param("qwen35", marks=pytest.mark.data)]
@@ -43,9 +44,14 @@ def bert_tokenizer(bert_classifier: TokenAlignClassifier) -> TextTokenizer:
 
 
 @pytest.fixture(scope="session", params=BACKBONES[:2])
-def any_tokenizer(request: pytest.FixtureRequest) -> TextTokenizer:
-    """A WordPiece and a byte-level tokenizer, without templates, 128 tokens at most."""
-    from tokenalign.config import ModelConfig
-
+def tokenizer_folder(request: pytest.FixtureRequest) -> Path:
+    """The folder of a backbone with a WordPiece tokenizer and of one with a byte-level tokenizer."""
     folder: Path = request.getfixturevalue(f"{request.param}_backbone")
-    return TextTokenizer.load(folder, ModelConfig.parse({"backbone": {"reference": str(folder)}, "backbone_width": 32}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def any_tokenizer(tokenizer_folder: Path) -> TextTokenizer:
+    """A WordPiece and a byte-level tokenizer, without templates, 128 tokens at most."""
+    config = ModelConfig.parse({"backbone": {"reference": str(tokenizer_folder)}, "backbone_width": 32})
+    return TextTokenizer.load(tokenizer_folder, config)

@@ -53,6 +53,17 @@ def test_a_label_set_passes_through() -> None:
     assert LabelSet.of(labels) is labels
 
 
+def test_location_of_a_description() -> None:
+    """An error about one of all descriptions is told at its label, and where it has several, at the very one."""
+    labels = LabelSet.of(["a", {"name": "b", "description": ["x", "y"]}, {"name": "c", "description": "z"}])
+    assert [labels.location(d) for d in range(4)] == [
+        ("labels", 0),
+        ("labels", 1, "description", 0),
+        ("labels", 1, "description", 1),
+        ("labels", 2),
+    ]
+
+
 @pytest.mark.parametrize("labels", [LabelSet((Label("a", ("a",)),)), LabelSet(())])
 def test_a_label_set_has_its_size_checked_all_the_same(labels: LabelSet) -> None:
     """A set made for logits alone, of one label, is refused where a softmax needs two."""
