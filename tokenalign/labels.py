@@ -47,9 +47,11 @@ class LabelSet:
         return tuple(label.name for label in self.labels)
 
     def location(self, description: int) -> Loc:
-        """Where description number `description` stands in what the caller sent, for an error or a warning."""
+        """Where description number `description` stands in what the caller sent, for an error about it."""
         owner = self.owners[description]
-        return ("labels", owner)
+        if len(self.labels[owner].descriptions) == 1:
+            return ("labels", owner)
+        return ("labels", owner, "description", description - self.owners.index(owner))
 
     @classmethod
     def of(

@@ -24,6 +24,8 @@ from tokenalign.config import ModelConfig
 from tokenalign.errors import BackboneError, ConfigError, InputError, Loc
 from tokenalign.tokens import BoolArray, IntArray, TokenBatch, offsets_of, segment_counts
 
+TOKENIZER_FILE = "tokenizer.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
@@ -101,6 +103,9 @@ class TextTokenizer:
         """The tokenizer of the backbone in `folder`; `BackboneError` when it has no fast one."""
         from transformers import AutoTokenizer
 
+        if not (Path(folder) / TOKENIZER_FILE).is_file():
+            # transformers would make one with an almost empty vocabulary out of config.json alone.
+            raise BackboneError(f"the tokenizer in {folder} can't be loaded: {TOKENIZER_FILE} is missing")
         try:
             tokenizer = AutoTokenizer.from_pretrained(Path(folder), local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
@@ -156,6 +161,7 @@ class TextTokenizer:
             else Truncation(c.total, len(c.ids), max(0, min(c.cut_at - len(prefix), len(t))))
             for c, t in zip(cut, texts, strict=True)
         )
+        _take_in_marks(texts, truncations, spans, of_user, offsets_of(lengths))
         return TokenizedTexts(TokenBatch(ids, lengths, keep), spans, truncations)
 
 
@@ -198,6 +204,42 @@ def _keep(
     covered = running[start + spans[:, 1]] - running[start + spans[:, 0]]
     keep: BoolArray = of_user & (covered > 0)
     return keep
+
+
+def _take_in_marks(
+    texts: Sequence[str],
+    truncations: Sequence[Truncation | None],
+    spans: IntArray,
+    of_user: BoolArray,
+    offsets: NDArray[np.int64],
+) -> None:
+    """Extend the spans, in place, over the marks that a tokenizer composed into a letter or dropped behind it.
+
+    It gives "e" alone as the place of "e\u0301", and the first of a syllable's Hangul letters.
+    """
+    for i, text in enumerate(texts):
+        if text.isascii() or not any(map(_is_mark, text)):
+            continue
+        truncation = truncations[i]
+        free_until = len(text) if truncation is None else truncation.cut_at
+        extended: dict[int, int] = {}  # tokens that share a character's bytes share its end
+        for t in range(offsets[i + 1] - 1, offsets[i] - 1, -1):
+            if of_user[t]:
+                start, end = spans[t].tolist()
+                if end not in extended:
+                    extended[end] = _end_of_marks(text, end, free_until)
+                spans[t, 1] = extended[end]
+                free_until = min(start, free_until)
+
+
+def _end_of_marks(text: str, start: int, limit: int) -> int:
+    while start < limit and _is_mark(text[start]):
+        start += 1
+    return start
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M") or "\u1160" <= character <= "\u11ff"
 
 
 def _is_punctuation_or_space(character: str) -> bool:
