@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from deploy.model import ServedModel
 from deploy.settings import Settings
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, Priority, check_fingerprint
-from deploy.workers import PriorityWorker
+from deploy.workers import PriorityWorker, available_cores
 from tokenalign.scoring import Aligner
 from tokenalign.tokens import compact
 
@@ -20,14 +20,12 @@ class Encoder:
         self._model = model or ServedModel.load(settings.model)
         self._backbone = self._model.load_backbone()
         if self._backbone.device.type == "cpu":
-            torch.set_num_threads(settings.threads.encoder or torch.get_num_threads())
+            torch.set_num_threads(settings.threads.encoder or available_cores())
         self._projects = settings.model.project_on_encoder
         self._max_batch_tokens = settings.batching.max_batch_tokens
         head = self._model.head.to(self._backbone.device)
         self._aligner = Aligner(head, self._model.config.temperature)
-        self._identity = EncoderIdentity(
-            self._backbone.identity, self._model.fingerprint(self._backbone.identity), self._projects
-        )
+        self._identity = EncoderIdentity(self._backbone.identity, self._model.fingerprint(self._backbone.identity))
         self._worker = PriorityWorker("encoder")
         self._queued_elsewhere = 0
         self._in_hand_tokens = 0
@@ -49,7 +47,11 @@ class Encoder:
             rows = await self._worker.run(lambda: self._rows(batch), priority=int(batch.priority))
         finally:
             self._in_hand_tokens -= len(batch.ids)
-        return EncodedRows(self._identity.fingerprint, rows, batch.lengths)
+        return EncodedRows(self._identity.fingerprint, rows, batch.lengths, self._projects)
+
+    def close(self) -> None:
+        """Ends the computing thread after the batches that wait already."""
+        self._worker.stop()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Tokens in this replica's hands, and tokens that the latest sender had waiting behind its batch."""

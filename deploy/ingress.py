@@ -128,16 +128,20 @@ class Ingress:
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         """The JSON answer to a good request.
 
-        Raises `InputError` for a text or label without tokens, and the batcher's errors: queue full, deadline passed.
+        Raises `InputError` for a text or label without tokens, the batcher's errors (queue full, deadline passed), and
+        `FingerprintMismatchError` when a rollout came between its texts.
         """
-        fingerprint = self._known_identity().fingerprint
+        self._known_identity()
         tokenized = await self._tokenize(query)
         items = [
             _Item(text, tokens.tokens, query.labels, query.explain, query.top_k)
             for text, tokens in zip(query.texts, tokenized, strict=True)
         ]
         answers = await self._batcher.submit(items, deadline_s=self._settings.batching.request_timeout_s)
-        return response_json(query, tokenized, answers, {"name": self._model.config.name, "fingerprint": fingerprint})
+        for answer in answers:
+            check_fingerprint("one of the texts' scores", answers[0].fingerprint, answer.fingerprint)
+        model = {"name": self._model.config.name, "fingerprint": answers[0].fingerprint}
+        return response_json(query, tokenized, answers, model)
 
     async def _tokenize(self, query: ClassifyQuery) -> list[TokenizedTexts]:
         def work() -> list[TokenizedTexts]:

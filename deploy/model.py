@@ -33,7 +33,9 @@ class ServedModel:
             cache_dir=settings.cache_dir,
             local_files_only=settings.local_files_only,
         )
-        overrides = ForeignOverrides(config=settings.config_overrides, tensors=settings.tensor_overrides)
+        overrides = None  # given ones would have a head of our own read as another program's, under another fingerprint
+        if settings.config_overrides or settings.tensor_overrides:
+            overrides = ForeignOverrides(config=settings.config_overrides, tensors=settings.tensor_overrides)
         config, head, digest = load_head(folder, overrides=overrides)
         if settings.backbone is not None:
             config = config.with_backbone(settings.backbone)

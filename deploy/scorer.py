@@ -4,9 +4,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from deploy.label_cache.cache import LabelCache
 from deploy.label_cache.codec import LabelRows
@@ -20,12 +22,13 @@ from deploy.wire import (
     EncoderIdentity,
     LabelReport,
     Priority,
+    ReplicaLostError,
     ScoreBatch,
     ScoredBatch,
     check_fingerprint,
 )
-from deploy.workers import PriorityWorker
-from tokenalign.errors import InputError, TokenAlignError
+from deploy.workers import PriorityWorker, available_cores
+from tokenalign.errors import FingerprintMismatchError, InputError, TokenAlignError
 from tokenalign.labels import LabelSet
 from tokenalign.results import Warning_, explained_labels, label_warnings, ranking, softmax
 from tokenalign.scoring import Aligner, DocumentKeys, LabelQueries
@@ -60,7 +63,6 @@ class _Model:
     """What this replica holds for the encoder that it works with."""
 
     fingerprint: str
-    projected: bool
     cache: LabelCache
 
 
@@ -83,7 +85,7 @@ class Scorer:
         self._describe = describe
         self._store = store
         self._served = model or ServedModel.load(settings.model)
-        torch.set_num_threads(settings.threads.scorer or torch.get_num_threads())
+        torch.set_num_threads(settings.threads.scorer or available_cores())
         self._aligner = Aligner(self._served.head, self._served.config.temperature)
         self._worker = PriorityWorker("scorer")
         self._known: OrderedDict[LabelSet, _Known] = OrderedDict()
@@ -93,6 +95,12 @@ class Scorer:
     async def start(self) -> None:
         """Returns once the encoder is known and holds the same model."""
         await self._meet_encoder()
+
+    async def close(self) -> None:
+        """Finishes writes to the label store, closes it, and ends the computing thread."""
+        if self._model is not None:
+            await self._model.cache.close()
+        self._worker.stop()
 
     async def describe(self) -> str:
         """The fingerprint of the model that this replica scores with."""
@@ -122,14 +130,19 @@ class Scorer:
             fingerprint = self._served.fingerprint(identity.backbone)
             check_fingerprint("the encoder", fingerprint, identity.fingerprint)
             if self._model is None or self._model.fingerprint != fingerprint:
-                self._model = _Model(fingerprint, identity.projected, self._open_cache(identity))
+                self._model = _Model(fingerprint, self._open_cache(identity))
             return self._model
 
     def _open_cache(self, identity: EncoderIdentity) -> LabelCache:
         options = self._settings.label_cache
+
+        async def encode(descriptions: list[str]) -> LabelRows:
+            # For this cache's model and no newer one, whose rows would be kept under the wrong name.
+            return await self._encode_labels(identity.fingerprint, descriptions)
+
         return LabelCache(
             self._store,
-            self._encode_labels,
+            encode,
             width=self._served.config.width,
             fingerprint=self._served.label_fingerprint(identity.backbone),
             namespace=options.namespace,
@@ -141,9 +154,15 @@ class Scorer:
         )
 
     async def _side(self, model: _Model, labels: LabelSet) -> _Side | TokenAlignError:
+        """The label side of a set, or the error that is its own.
+
+        Raises what concerns the whole batch and is worth another try: a lost or changed encoder.
+        """
         try:
             known = await self._know(labels)
             cached = await model.cache.get(labels.descriptions)
+        except (FingerprintMismatchError, ReplicaLostError):
+            raise
         except TokenAlignError as error:
             return error
         report = LabelReport(cached.hits, known.warnings)
@@ -159,7 +178,7 @@ class Scorer:
             try:
                 tokenized = self._served.tokenizer.labels(labels.descriptions)
             except InputError as error:
-                raise InputError(error.message, ("labels", labels.owners[int(error.loc[-1])])) from error
+                raise InputError(error.message, labels.location(int(error.loc[-1]))) from error
             return _Known(tokenized, tuple(label_warnings(labels, tokenized)))
 
         known = await self._worker.run(read)
@@ -168,34 +187,37 @@ class Scorer:
             self._known.popitem(last=False)
         return known
 
-    async def _encode_labels(self, descriptions: list[str]) -> LabelRows:
+    async def _encode_labels(self, fingerprint: str, descriptions: list[str]) -> LabelRows:
         """Fresh label rows: tokenised here, encoded there in chunks behind documents, contextualised here."""
-        model = await self._current()
         tokens = (await self._worker.run(lambda: self._served.tokenizer.labels(descriptions))).tokens
-        parts = []
-        for chunk in _chunks(tokens, self._settings.batching.max_batch_tokens):
-            rows = await self._encode(EncodeBatch.of(model.fingerprint, chunk, Priority.LABELS))
-            check_fingerprint("the encoded labels", model.fingerprint, rows.fingerprint)
-            parts.append(chunk.with_values(rows.values))
-        encoded = TokenBatch.concat(parts)
-        queries = await self._worker.run(lambda: self._aligner.label_queries(self._projected(model, encoded)))
+        chunks, encoded = _chunks(tokens, self._settings.batching.max_batch_tokens), []
+        for chunk in chunks:
+            rows = await self._encode(EncodeBatch.of(fingerprint, chunk, Priority.LABELS))
+            check_fingerprint("the encoded labels", fingerprint, rows.fingerprint)
+            encoded.append(rows)
+
+        def contextualise() -> LabelQueries:
+            parts = [chunk.with_values(self._projected(rows)) for chunk, rows in zip(chunks, encoded, strict=True)]
+            return self._aligner.label_queries(TokenBatch.concat(parts))
+
+        queries = await self._worker.run(contextualise)
         return LabelRows(queries.values, queries.lengths)
 
-    def _projected(self, model: _Model, rows: TokenBatch) -> TokenBatch:
-        if model.projected:
-            return rows
-        return rows.with_values(self._aligner.project(torch.from_numpy(rows.values.astype(np.float32)), "rows"))
+    def _projected(self, rows: EncodedRows) -> NDArray[Any]:
+        """`[tokens, width]` rows behind the head's projection, wherever that runs."""
+        if rows.projected:
+            return rows.values
+        return self._aligner.project(torch.from_numpy(rows.values.astype(np.float32)), "rows")
 
     def _answer(
         self, model: _Model, rows: EncodedRows, batch: ScoreBatch, sides: list[_Side | TokenAlignError]
     ) -> tuple[Answer | TokenAlignError, ...]:
-        tokens = TokenBatch(rows.values, rows.lengths, batch.keep)
-        keys = self._aligner.document_keys(self._projected(model, tokens))
+        keys = self._aligner.document_keys(TokenBatch(self._projected(rows), rows.lengths, batch.keep))
         answers: list[Answer | TokenAlignError | None] = [None] * len(batch.questions)
         for s, side in enumerate(sides):
             asked = [q for q, question in enumerate(batch.questions) if question.labels == s]
             try:
-                found = self._answer_set(batch, batch.label_sets[s], side, keys, asked)
+                found = self._answer_set(model, batch, batch.label_sets[s], side, keys, asked)
             except TokenAlignError as error:
                 found = [error] * len(asked)
             for q, answer in zip(asked, found, strict=True):
@@ -203,7 +225,13 @@ class Scorer:
         return tuple(answer for answer in answers if answer is not None)
 
     def _answer_set(
-        self, batch: ScoreBatch, labels: LabelSet, side: _Side | TokenAlignError, keys: DocumentKeys, asked: list[int]
+        self,
+        model: _Model,
+        batch: ScoreBatch,
+        labels: LabelSet,
+        side: _Side | TokenAlignError,
+        keys: DocumentKeys,
+        asked: list[int],
     ) -> list[Answer | TokenAlignError]:
         if isinstance(side, TokenAlignError):
             return [side] * len(asked)
@@ -218,7 +246,7 @@ class Scorer:
                 self._aligner.align(labels, label, side.known.tokenized, side.queries, keys.slice(question.document))
                 for label in wanted
             )
-            answers.append(Answer(logits[row], scores[row], alignments, side.report))
+            answers.append(Answer(model.fingerprint, logits[row], scores[row], alignments, side.report))
         return answers
 
 

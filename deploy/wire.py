@@ -30,12 +30,10 @@ class EncoderIdentity:
     """What an encoder replica serves, told once to those that send to it.
 
     backbone: what its numbers depend on; fingerprint: of the whole model as the encoder sees it
-    projected: whether its rows have passed the head's projection
     """
 
     backbone: BackboneIdentity
     fingerprint: str
-    projected: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,11 +62,15 @@ class EncodeBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedRows:
-    """Rows of an `EncodeBatch`: `[tokens, width]` fp16, or fp32 where fp16 would overflow."""
+    """Rows of an `EncodeBatch`: `[tokens, width]` fp16, or fp32 where fp16 would overflow.
+
+    projected: whether they have passed the head's projection; each batch says so, since a rollout may change it
+    """
 
     fingerprint: str
     values: NDArray[Any]
     lengths: IntArray
+    projected: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,8 +106,12 @@ class LabelReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """The scores of one `Question`: `[labels]` fp32 each, in the caller's order, and the alignments asked for."""
+    """The scores of one `Question`: `[labels]` fp32 each, in the caller's order, and the alignments asked for.
 
+    fingerprint: of the model that gave them; the texts of one request may travel in batches before and after a rollout
+    """
+
+    fingerprint: str
     logits: FloatArray
     scores: FloatArray
     alignments: tuple[LabelAlignment, ...]

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,6 +12,11 @@ from typing import Any, TypeVar
 ResultT = TypeVar("ResultT")
 
 _STOP_PRIORITY = 1_000_000
+
+
+def available_cores() -> int:
+    """Cores that this process may run on. Asked of the system: Ray tells torch the replica's `num_cpus` instead."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class PriorityWorker:

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Threads that wait for each other by spinning make torch many times slower on a machine that does other things too.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 DATA_ROOT = Path(__file__).parents[2] / "shared" / "data"
 
 # A loaded machine must not turn a slow example into a failure; what a property finds it finds again.
