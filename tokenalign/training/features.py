@@ -28,14 +28,29 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FeatureBatch:
-    """Some sequences' states as tensors on one device.
+class Features:
+    """The states of several caches as one run of sequences, none of them copied until it is selected.
 
-    states: `[tokens, D]` fp32, lengths: `[sequences]` int32 on the CPU side, keep: `[tokens]` bool
+    stores: each with `[tokens, D]` values; sequence numbers go on from one to the next
     """
 
-    states: Tensor
-    batch: TokenBatch
+    stores: tuple[TokenBatch, ...]
+
+    def __len__(self) -> int:
+        return sum(len(store) for store in self.stores)
+
+    def select(self, indices: NDArray[np.int64]) -> TokenBatch:
+        """The sequences at `indices`, in that order."""
+        ends = np.cumsum([len(store) for store in self.stores])
+        owner = np.searchsorted(ends, indices, side="right")
+        order = np.argsort(owner, kind="stable")
+        parts = [
+            store.select(indices[owner == i] - (ends[i] - len(store)))
+            for i, store in enumerate(self.stores)
+            if bool((owner == i).any())
+        ]
+        joined = parts[0] if len(parts) == 1 else TokenBatch.concat(parts)
+        return joined if bool((np.diff(owner) >= 0).all()) else joined.select(np.argsort(order))
 
 
 def cached_states(
@@ -102,10 +117,9 @@ def _write_atomically(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def on_device(features: TokenBatch, indices: NDArray[np.int64], device: torch.device) -> FeatureBatch:
-    """The states of the sequences at `indices`, in that order, as fp32 on `device`."""
-    batch = features.select(indices)
-    return FeatureBatch(torch.from_numpy(np.asarray(batch.values)).to(device).float(), batch)
+def as_tensor(batch: TokenBatch, device: torch.device) -> Tensor:
+    """`[tokens, D]` states of a selected batch as fp32 on `device`."""
+    return torch.from_numpy(batch.values.astype(np.float32)).to(device)
 
 
 def mean_pooled(features: TokenBatch) -> Float32Array:

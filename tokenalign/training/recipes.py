@@ -1,0 +1,80 @@
+"""How a head is trained: the choices, and nothing of the code that carries them out."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenalign.errors import TrainingError
+
+BANKING_TEMPLATE = "The customer's banking issue concerns {label}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One way to train a head.
+
+    name: how it is asked for
+    label_groups: labels of Banking77 for training, validation and test
+    label_template: what a label is put into wherever the head is used, validation included
+    wordings: what a label is put into in training, one drawn for each label and batch
+    clinc150_domains: domains of CLINC150 whose messages are trained on beside Banking77's
+    start: "random" weights, or "geometry": the head begins as the encoder's own geometry, see `initialisation`
+    start_scale: the scale of the logits at the start
+    learning_rate, weight_decay, clip_norm: of AdamW and of the gradient's norm
+    schedule: "constant", or "cosine": a linear rise over a tenth of the first epochs' batches, then a cosine to a
+        twentieth of the learning rate over all `max_epochs`
+    batch_size: messages of a batch
+    max_epochs, patience: training ends there, or after `patience` epochs without a lower validation NLL
+    epoch_batches: batches of an epoch, drawn so that labels come equally often; None: every message once an epoch
+    candidates: labels of each source that are drawn as a batch's candidates; None: all training labels
+    other_texts: training messages that a batch's messages are matched with as if they were labels, the ones of their
+        own label being right
+    other_texts_weight: of that loss
+    teacher_weight, teacher_scale: of the divergence from the softmax over teacher_scale · cosine of mean-pooled vectors
+    state_noise: standard deviation of the noise on token states, as a share of theirs
+    context_dropout: share of a sequence's tokens that the others can't attend to
+    average_decay: of the running average of the weights, which is what is validated and kept; 0: the weights
+    """
+
+    name: str
+    label_groups: tuple[int, int, int] = (50, 12, 15)
+    label_template: str
+    wordings: tuple[str, ...]
+    clinc150_domains: tuple[str, ...] = ()
+    start: Literal["random", "geometry"]
+    start_scale: float = 10.0
+    learning_rate: float
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    schedule: Literal["constant", "cosine"] = "constant"
+    batch_size: int = 32
+    max_epochs: int = 50
+    patience: int = 8
+    epoch_batches: int | None = None
+    candidates: int | None = None
+    other_texts: int = 0
+    other_texts_weight: float = 0.0
+    teacher_weight: float = 0.0
+    teacher_scale: float = 20.0
+    state_noise: float = 0.0
+    context_dropout: float = 0.0
+    average_decay: float = 0.0
+
+
+BANKING77_RECIPE = Recipe(
+    name="banking77",
+    label_template=BANKING_TEMPLATE,
+    wordings=(BANKING_TEMPLATE,),
+    start="random",
+    learning_rate=3e-4,
+)
+"""The protocol of the model card, Training data and protocol."""
+
+RECIPES = {recipe.name: recipe for recipe in (BANKING77_RECIPE,)}
+
+
+def recipe_named(name: str) -> Recipe:
+    """The built-in recipe of that name; `TrainingError` lists what there is."""
+    try:
+        return RECIPES[name]
+    except KeyError as error:
+        raise TrainingError(f"recipe {name!r} is unknown; choose one of {', '.join(sorted(RECIPES))}") from error
