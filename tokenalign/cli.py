@@ -1,0 +1,231 @@
+"""The command line: classify texts, stay at a prompt, train and evaluate heads."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenalign import __version__
+from tokenalign.errors import InputError, TokenAlignError
+from tokenalign.labels import LabelSet
+
+if TYPE_CHECKING:
+    from tokenalign.classifier import TokenAlignClassifier
+    from tokenalign.results import Classification
+    from tokenalign.terminal import Terminal
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+TEXTS_AT_A_TIME = 256  # answers of a long input appear while the rest is still being read
+DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
+
+# Their modules need torch, so they are imported only when one of them runs; what `--help` says of them stands here.
+COMMANDS = {
+    "train": ("add_train_parser", "train a head on a frozen backbone"),
+    "evaluate": ("add_evaluate_parser", "measure a head on a test split, beside the cosine baseline"),
+}
+COMMANDS_MODULE = "tokenalign.training.commands"
+
+EXAMPLE = """example:
+  tokenalign --text 'I was charged twice' --labels 'duplicate card payment' 'card not received' --explain
+
+other commands (each has its own --help):
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0, 2 after an error that is told on stderr, 130 after Ctrl-C."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run_command(words) if words and words[0] in COMMANDS else _classify(_parser().parse_args(words))
+    except TokenAlignError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return 0
+
+
+def _run_command(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="tokenalign")
+    subparsers = parser.add_subparsers(required=True)
+    add_parser, _ = COMMANDS[words[0]]
+    getattr(import_module(COMMANDS_MODULE), add_parser)(subparsers)
+    options = parser.parse_args(words)
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    listing = "\n".join(f"  tokenalign {name:<10} {says}" for name, (_, says) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="tokenalign",
+        description="Score texts against label descriptions given with them.",
+        epilog=EXAMPLE + listing,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"tokenalign {__version__}")
+
+    what = parser.add_argument_group("what to classify")
+    source = what.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--text", action="append", metavar="TEXT", help="a text; may be given again; `-` reads one text per input line"
+    )
+    source.add_argument(
+        "--interactive",
+        action="store_true",
+        help="keep the model loaded and classify each line that is entered; empty input exits",
+    )
+    what.add_argument("--labels", nargs="+", default=[], metavar="LABEL", help="the candidate descriptions")
+    what.add_argument("--labels-file", type=Path, metavar="FILE", help="more candidates, one per line")
+
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model", metavar="MODEL", help="a head's folder, hub id or shipped name (default: the shipped)"
+    )
+    model.add_argument("--revision", help="the hub commit of the head")
+    model.add_argument("--backbone", metavar="REFERENCE", help="take the encoder from this folder or reference instead")
+    model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: auto)")
+    model.add_argument("--dtype", default="auto", choices=DTYPE_NAMES, help="of the encoder (default: auto)")
+    model.add_argument("--cache-dir", metavar="FOLDER", help="Hugging Face cache folder")
+    model.add_argument("--local-only", action="store_true", help="download nothing")
+
+    answer = parser.add_argument_group("answer")
+    answer.add_argument(
+        "--explain",
+        nargs="?",
+        const=True,
+        default=False,
+        choices=["all"],
+        help="show which words matched for the best label, or with `all` for every label shown",
+    )
+    answer.add_argument("--top-k", type=int, metavar="K", help="show only the K best labels")
+    answer.add_argument("--logits", action="store_true", help="show logits too; then one label is enough")
+    answer.add_argument("--json", action="store_true", help="one JSON object per text and line, nothing else on stdout")
+    return parser
+
+
+def _classify(options: argparse.Namespace) -> int:
+    # Checked before the model is loaded, which takes seconds.
+    labels = LabelSet.of(_labels(options.labels, options.labels_file), min_labels=1 if options.logits else 2)
+    from tokenalign.terminal import Terminal
+
+    terminal = Terminal()
+    classifier = _load(options, terminal.loading())
+    warned = False
+
+    def show(texts: list[str]) -> None:
+        nonlocal warned
+        answers = classifier(texts, labels, explain=options.explain, return_logits=options.logits, top_k=options.top_k)
+        if not warned and answers:
+            terminal.warn(answers[0]["warnings"])
+            warned = True
+        for text, answer in zip(texts, answers, strict=True):
+            _print(text, answer, terminal, as_json=options.json)
+
+    if options.interactive:
+        _converse(show, terminal, prompt="" if options.json else "text> ")
+    else:
+        _answer_all(show, _texts(options.text))
+    return 0
+
+
+def _answer_all(show: Callable[[list[str]], None], texts: Iterator[str]) -> None:
+    start = 0
+    while chunk := list(islice(texts, TEXTS_AT_A_TIME)):
+        try:
+            show(chunk)
+        except InputError as error:
+            if error.loc[:1] != ("texts",) or len(error.loc) < 2:
+                raise
+            raise InputError(error.message, ("texts", int(error.loc[1]) + start)) from error
+        start += len(chunk)
+
+
+def _converse(show: Callable[[list[str]], None], terminal: "Terminal", prompt: str) -> None:
+    if not sys.stdin.isatty():
+        prompt = ""
+    while True:
+        try:
+            text = input(prompt)
+        except EOFError:
+            return
+        if not text.strip():
+            return
+        try:
+            show([text])
+        except InputError as error:
+            # A text that can't be read is no reason to load the model again.
+            terminal.error(error.message)
+
+
+def _print(text: str, answer: "Classification", terminal: "Terminal", *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"text": text, **answer}))
+    else:
+        terminal.show(text, answer)
+    sys.stdout.flush()  # a reader that left is told here, not at the interpreter's end
+
+
+def _load(options: argparse.Namespace, waiting: AbstractContextManager[Any]) -> "TokenAlignClassifier":
+    with waiting:
+        from transformers.utils import logging
+
+        from tokenalign.classifier import TokenAlignClassifier
+
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves them untyped
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        return TokenAlignClassifier.from_pretrained(
+            options.model,
+            device=options.device,
+            dtype=options.dtype,
+            revision=options.revision,
+            backbone=options.backbone,
+            cache_dir=options.cache_dir,
+            local_files_only=options.local_only,
+        )
+
+
+def _texts(given: Iterable[str]) -> Iterator[str]:
+    for text in given:
+        if text == "-":
+            yield from _lines(sys.stdin, "standard input")
+        else:
+            yield text
+
+
+def _labels(given: Sequence[str], file: Path | None) -> list[str]:
+    if file is None:
+        if not given:
+            raise InputError("none given; use --labels or --labels-file", ("labels",))
+        return list(given)
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            return [*given, *_lines(lines, str(file))]
+    except OSError as error:
+        raise InputError(f"{file} can't be read: {error.strerror or error}", ("labels-file",)) from error
+
+
+def _lines(lines: Iterable[str], source: str) -> Iterator[str]:
+    """The lines that hold something, without their ends."""
+    try:
+        for line in lines:
+            if line.strip():
+                yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source} is not UTF-8: {error.reason} at byte {error.start}; convert it") from error
+
+
+def _forget_stdout() -> None:
+    """Keep the interpreter from complaining, at its end, of a reader that left, such as `head`."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
