@@ -1,0 +1,168 @@
+"""The encoder: the library's rows, documents first, never on the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deploy.encoder import Encoder
+from deploy.settings import Settings
+from deploy.wire import EncodeBatch, Priority
+from tokenalign.errors import FingerprintMismatchError, InputError, NumericalError
+from tokenalign.scoring import Aligner
+from tokenalign.tokens import TokenBatch
+
+TEXTS = ["card payment declined", "cash", "the card was charged twice, not received"]
+
+
+def settings_of(**model: Any) -> Settings:
+    return Settings.parse({"model": {"device": "cpu", **model}})
+
+
+@pytest.fixture
+def make_encoder() -> Any:
+    """Makes encoders, and ends their threads."""
+    made: list[Encoder] = []
+
+    def make(model: Any, settings: Settings | None = None) -> Encoder:
+        made.append(Encoder(settings or settings_of(), model))
+        return made[-1]
+
+    yield make
+    for encoder in made:
+        encoder.close()
+
+
+def documents(model: Any, texts: list[str]) -> TokenBatch:
+    tokens: TokenBatch = model.tokenizer.documents(texts).tokens
+    return tokens
+
+
+def batch_of(model: Any, texts: list[str], priority: Priority = Priority.DOCUMENTS, queued: int = 0) -> EncodeBatch:
+    return EncodeBatch.of(model.fingerprint(model.backbone.identity), documents(model, texts), priority, queued)
+
+
+async def test_rows_are_the_librarys_projection(any_pair: Any, make_encoder: Any) -> None:
+    """The rows of a batch are the projected token states in fp16, in its order, one for each token."""
+    model = any_pair.served
+    batch = batch_of(model, TEXTS)
+    rows = await make_encoder(model).encode(batch)
+    tokens = documents(model, TEXTS)
+    expected = Aligner(model.head, 1.0).project(model.backbone.encode(tokens), "texts")
+    assert rows.values.dtype == np.float16
+    assert rows.values.shape == (len(tokens.values), model.config.width)
+    np.testing.assert_allclose(rows.values, expected, atol=2e-3)
+    np.testing.assert_array_equal(rows.lengths, tokens.lengths)
+    assert (rows.fingerprint, rows.projected) == (any_pair.classifier.fingerprint, True)
+
+
+async def test_token_states_where_projection_is_elsewhere(any_pair: Any, make_encoder: Any) -> None:
+    """With project_on_encoder off, the rows are the encoder's states themselves, of the encoder's width."""
+    model = any_pair.served
+    rows = await make_encoder(model, settings_of(project_on_encoder=False)).encode(batch_of(model, TEXTS))
+    expected = model.backbone.encode(documents(model, TEXTS)).float().numpy()
+    assert rows.values.shape == (len(expected), model.config.backbone_width)
+    np.testing.assert_allclose(rows.values, expected, atol=5e-3)
+    assert rows.projected is False
+
+
+async def test_it_tells_what_it_serves(bert: Any, make_encoder: Any) -> None:
+    """The identity has the backbone's and the model's fingerprint, as the library gives it."""
+    identity = await make_encoder(bert.served).describe()
+    assert identity.fingerprint == bert.classifier.fingerprint
+    assert identity.backbone == bert.classifier.backbone.identity
+
+
+async def test_ids_of_another_model_are_refused(bert: Any, make_encoder: Any) -> None:
+    """A batch whose fingerprint differs is refused before anything is computed."""
+    batch = EncodeBatch.of("another", documents(bert.served, TEXTS), Priority.DOCUMENTS)
+    with pytest.raises(FingerprintMismatchError, match="another"):
+        await make_encoder(bert.served).encode(batch)
+
+
+async def test_ids_outside_of_the_vocabulary(bert: Any, make_encoder: Any) -> None:
+    """Ids that the encoder has no row for are an error, not a crash."""
+    tokens = documents(bert.served, ["card"])
+    batch = batch_of(bert.served, ["card"])
+    broken = EncodeBatch(batch.fingerprint, tokens.values + 1_000_000, tokens.lengths, Priority.DOCUMENTS, 0)
+    with pytest.raises(InputError, match="vocabulary"):
+        await make_encoder(bert.served).encode(broken)
+
+
+@pytest.mark.parametrize("project", [True, False])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_numbers_that_are_none(gated: Any, make_encoder: Any, project: bool, value: float) -> None:
+    """NaN or infinity from the encoder is an error that says of what kind the batch was; the next batch is served."""
+    encoder = make_encoder(gated.model, settings_of(project_on_encoder=project))
+
+    def poison(batch: Any, states: Any) -> Any:
+        states = states.clone()
+        states[-1, 0] = value
+        return states
+
+    gated.backbone.change = poison
+    with pytest.raises(NumericalError, match="documents"):
+        await encoder.encode(batch_of(gated.model, TEXTS))
+    gated.backbone.change = lambda batch, states: states
+    await encoder.encode(batch_of(gated.model, TEXTS))
+
+
+async def test_the_event_loop_runs_during_a_forward_pass(
+    gated: Any, make_encoder: Any, until: Callable[[Callable[[], bool]], Any]
+) -> None:
+    """While a forward pass is under way the loop serves others, which here let the pass go on."""
+    encoder = make_encoder(gated.model)
+    gated.backbone.gate.clear()
+    encoding = asyncio.create_task(encoder.encode(batch_of(gated.model, TEXTS)))
+    await until(lambda: len(gated.backbone.seen) == 1)
+    assert await encoder.describe()
+    assert not encoding.done()
+    gated.backbone.gate.set()
+    await encoding
+
+
+async def test_documents_go_before_labels(
+    gated: Any, make_encoder: Any, until: Callable[[Callable[[], bool]], Any]
+) -> None:
+    """Of the batches that wait, those with a caller's documents are encoded first, each kind in its order."""
+    encoder = make_encoder(gated.model)
+    gated.backbone.gate.clear()
+    first = asyncio.create_task(encoder.encode(batch_of(gated.model, ["first"], Priority.LABELS)))
+    await until(lambda: len(gated.backbone.seen) == 1)
+    sent = [
+        asyncio.create_task(encoder.encode(batch_of(gated.model, [text], priority)))
+        for text, priority in [
+            ("label a", Priority.LABELS),
+            ("label bb", Priority.LABELS),
+            ("document c", Priority.DOCUMENTS),
+            ("document dd", Priority.DOCUMENTS),
+        ]
+    ]
+    tokens = len(documents(gated.model, ["first", "label a", "label bb", "document c", "document dd"]).values)
+    await until(lambda: encoder.record_autoscaling_stats()["tokens_in_hand"] == tokens)
+    gated.backbone.gate.set()
+    await asyncio.gather(first, *sent)
+    order = [batch.values.tolist() for batch in gated.backbone.seen]
+    expected = ["first", "document c", "document dd", "label a", "label bb"]
+    assert order == [documents(gated.model, [text]).values.tolist() for text in expected]
+
+
+async def test_the_autoscaler_is_told_what_waits(
+    gated: Any, make_encoder: Any, until: Callable[[Callable[[], bool]], Any]
+) -> None:
+    """Tokens in hand are counted while they are; tokens queued are those of the latest sender of documents."""
+    encoder = make_encoder(gated.model)
+    assert encoder.record_autoscaling_stats() == {"tokens_in_hand": 0.0, "tokens_queued": 0.0}
+    gated.backbone.gate.clear()
+    batches = [batch_of(gated.model, TEXTS, queued=70), batch_of(gated.model, ["card"], Priority.LABELS)]
+    sent = [asyncio.create_task(encoder.encode(batch)) for batch in batches]
+    await until(lambda: len(gated.backbone.seen) == 1)
+    in_hand = sum(len(batch.ids) for batch in batches)
+    assert encoder.record_autoscaling_stats() == {"tokens_in_hand": float(in_hand), "tokens_queued": 70.0}
+    sent[1].cancel()
+    await until(sent[1].done)
+    gated.backbone.gate.set()
+    await sent[0]
+    assert encoder.record_autoscaling_stats()["tokens_in_hand"] == 0.0
