@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
@@ -115,7 +116,9 @@ def _start(path: Path) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
-    scripts.cli.main(["run", str(path), "--non-blocking"], standalone_mode=False)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    with _silenced():
+        scripts.cli.main(["run", str(path), "--non-blocking"], standalone_mode=False)
 
 
 def _wait_until_ready(url: str, apps: Sequence[str], stop: threading.Event) -> bool:
@@ -148,8 +151,9 @@ def _stop() -> None:
 
     processes = psutil.Process().children(recursive=True)
     draining = threading.Thread(target=serve.shutdown, daemon=True)
-    draining.start()
-    draining.join(DRAIN_S)
+    with _silenced():  # Ray reports the end of Serve's controller as a failure, though we asked for it
+        draining.start()
+        draining.join(DRAIN_S)
     if not draining.is_alive():  # else Ray would end this process under it, before the others are seen to
         ray.shutdown()
     for process in processes:
@@ -158,6 +162,13 @@ def _stop() -> None:
     for process in psutil.wait_procs(processes, timeout=KILL_S)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Keeps what Ray prints on the way out of the terminal; its logs in /tmp/ray have it too."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 def _get(url: str) -> int | None:
