@@ -1,6 +1,5 @@
 """The frozen Hugging Face encoder: token ids in, last-layer token states out."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 
 from tokenalign.config import BackboneReference, ModelConfig
@@ -196,7 +196,7 @@ def _load_text_model(folder: Path, dtype: torch.dtype) -> Any:
             output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise BackboneError(f"the backbone in {folder} can't be loaded: {error}") from error
     # BERT-like models carry a pooler on [CLS], which token states never pass through.
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))

@@ -1,6 +1,6 @@
 """From projected rows to logits: the part of the model that runs after the encoder, in one process or in another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from tokenalign.maxsim import best_description, matches, maxsim
 from tokenalign.results import FloatArray, LabelAlignment
 from tokenalign.text import TokenizedTexts
 from tokenalign.tokens import IntArray, TokenBatch, compact, offsets_of
+
+# Cosines held at a time, 128 MiB of fp32: 1,024 full texts against 2,048 labels would be several gigabytes at once.
+MAX_SIMILARITIES = 2**25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +59,19 @@ class DocumentKeys:
         rows = torch.cat([self.slice(i) for i in indices])
         return DocumentKeys(rows, self.lengths[list(indices)])
 
+    def parts(self, max_tokens: int) -> "Iterator[DocumentKeys]":
+        """The documents in order, in runs of at most `max_tokens` tokens, or of one document; at least one run."""
+        offsets = offsets_of(self.lengths)
+        start = 0
+        while True:
+            end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + max_tokens, side="right")) - 1)
+            yield DocumentKeys(
+                self.values[offsets[start] : offsets[min(end, len(self.lengths))]], self.lengths[start:end]
+            )
+            start = end
+            if start >= len(self.lengths):
+                return
+
 
 class Aligner:
     """Scores documents against labels with a head and its temperature. Deterministic; computes no gradients."""
@@ -84,11 +100,12 @@ class Aligner:
     def logits(self, labels: LabelSet, queries: LabelQueries, keys: DocumentKeys) -> FloatArray:
         """`[documents, labels]` calibrated logits; queries are in the order of `labels.descriptions`."""
         device = self._head.device
-        similarity = maxsim(
-            _tensor(queries.values, np.float32, device),
-            _tensor(queries.lengths, np.int64, device),
-            keys.values,
-            _tensor(keys.lengths, np.int64, device),
+        rows, lengths = _tensor(queries.values, np.float32, device), _tensor(queries.lengths, np.int64, device)
+        similarity = torch.cat(
+            [
+                maxsim(rows, lengths, part.values, _tensor(part.lengths, np.int64, device))
+                for part in keys.parts(max(1, MAX_SIMILARITIES // max(1, len(rows))))
+            ]
         )
         owners = torch.tensor(labels.owners, device=device)
         result: FloatArray = (best_description(similarity, owners, len(labels)) * self._factor).cpu().numpy()
