@@ -111,7 +111,7 @@ def qwen35_backbone(tmp_path_factory: pytest.TempPathFactory, data_root: Path) -
 def make_head(tmp_path_factory: pytest.TempPathFactory) -> MakeHead:
     """Makes the folder of a random head that fits a backbone's folder; keywords override its configuration."""
 
-    def make(backbone: Path, *, seed: int = 0, **overrides: Any) -> Path:
+    def make(folder: Path, /, *, seed: int = 0, **overrides: Any) -> Path:
         import torch
 
         from tokenalign.config import ModelConfig
@@ -120,17 +120,17 @@ def make_head(tmp_path_factory: pytest.TempPathFactory) -> MakeHead:
         from tokenalign.weights import save_head
 
         values: dict[str, Any] = {
-            "name": f"tiny-{backbone.name}",
-            "backbone": {"reference": str(backbone), "sha256": sha256_of(backbone / "model.safetensors")},
-            "backbone_width": json.loads((backbone / "config.json").read_text())["hidden_size"],
+            "name": f"tiny-{folder.name}",
+            "backbone": {"reference": str(folder), "sha256": sha256_of(folder / "model.safetensors")},
+            "backbone_width": json.loads((folder / "config.json").read_text())["hidden_size"],
             "width": 32,
             "ffn_width": 64,
         }
         config = ModelConfig.parse(values | overrides)
         torch.manual_seed(seed)
-        folder = tmp_path_factory.mktemp("head")
-        save_head(folder, config, AlignmentHead(config))
-        return folder
+        head = tmp_path_factory.mktemp("head")
+        save_head(head, config, AlignmentHead(config))
+        return head
 
     return make
 
