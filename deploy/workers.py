@@ -47,15 +47,26 @@ class PriorityWorker:
         self._queue.put((_STOP_PRIORITY, next(self._counter), None, None))
 
     def _run(self) -> None:
-        while True:
-            _, _, future, call = self._queue.get()
-            if future is None or call is None:
-                return
-            if not future.set_running_or_notify_cancel():
-                continue
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Whether to go on. A function of its own, so that the waiting thread holds nothing of its last call."""
+        _, _, future, call = self._queue.get()
+        if future is None or call is None:
+            return False
+        if future.set_running_or_notify_cancel():
             try:
                 future.set_result(call())
             except BaseException as error:  # noqa: BLE001  the waiter gets it; the thread must live on
-                future.set_exception(error)
-            # The next wait may be long: hold on to neither the arrays of this call nor its result.
-            del future, call
+                future.set_exception(_awaitable(error))
+        return True
+
+
+def _awaitable(error: BaseException) -> BaseException:
+    """The error, or one that has it as cause: asyncio refuses a StopIteration, and the waiter would never wake."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError("the call ended with StopIteration")
+    wrapped.__cause__ = error
+    return wrapped
