@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -16,7 +16,8 @@ MIB = 1024 * 1024
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    # An error must not repeat its input, which may be a password that was put where none belongs.
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), hide_input_in_errors=True)
 
 
 class Secret(_Section):
@@ -130,7 +131,7 @@ class LabelCacheSettings(_Section):
         parts = urlsplit(url)
         if parts.scheme not in ("redis", "rediss", "unix"):
             raise ValueError(f"must be {EMBEDDED}, {NO_STORE}, redis://…, rediss://… or unix://…")
-        if parts.password is not None:
+        if parts.password is not None or "password" in parse_qs(parts.query):
             raise ValueError(
                 "holds a password; settings are logged, so give it as password: {env: NAME} or {file: PATH}"
             )
