@@ -1,12 +1,12 @@
 """A store at an address that may change: the embedded server's, after it was started anew elsewhere."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from deploy.label_cache.store import Store, StoreError
-from tokenalign.errors import TokenAlignError
 
 ResultT = TypeVar("ResultT")
 
@@ -48,6 +48,22 @@ class FollowingStore:
         """See `Store.touch_many`."""
         return await self._try(lambda store: store.touch_many(keys, ttl_s))
 
+    async def set_if_absent_many(self, values: Mapping[str, bytes], ttl_s: float) -> list[bool]:
+        """See `Store.set_if_absent_many`."""
+        return await self._try(lambda store: store.set_if_absent_many(values, ttl_s))
+
+    async def delete_if_equal_many(self, values: Mapping[str, bytes]) -> list[bool]:
+        """See `Store.delete_if_equal_many`."""
+        return await self._try(lambda store: store.delete_if_equal_many(values))
+
+    async def set_forever(self, key: str, value: bytes) -> None:
+        """See `Store.set_forever`."""
+        await self._try(lambda store: store.set_forever(key, value))
+
+    async def delete(self, key: str) -> bool:
+        """See `Store.delete`."""
+        return await self._try(lambda store: store.delete(key))
+
     async def ping(self) -> None:
         """See `Store.ping`."""
         await self._try(lambda store: store.ping())
@@ -65,6 +81,8 @@ class FollowingStore:
             if error.reason == "connect" and self._store is store:
                 self._failed_at = self._clock()
                 self._store = None
+                with contextlib.suppress(StoreError):
+                    await store.close()
             raise
 
     async def _current(self) -> Store:
@@ -77,6 +95,8 @@ class FollowingStore:
             raise StoreError("connect", "the embedded store could not be reached a moment ago; not asked again yet")
         try:
             return self._open(await self._resolve())
-        except (TokenAlignError, OSError, TimeoutError) as error:
+        except BaseException as error:
             self._failed_at = self._clock()
+            if not isinstance(error, Exception):  # a caller who waited as long as it could; the next need not
+                raise
             raise StoreError("connect", f"the embedded store has no address: {error}") from error

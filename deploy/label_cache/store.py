@@ -15,11 +15,24 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 
-from deploy.label_cache.lru import ByteLru
+from deploy.label_cache.lru import ENTRY_OVERHEAD_BYTES, ByteLru
 from tokenalign.errors import TokenAlignError
 
 DEFAULT_MAX_VALUE_BYTES = 64 * 2**20
 """About 20,000 label descriptions; Redis itself takes 512 MiB."""
+
+DEFAULT_MAX_FOREVER_BYTES = 16 * 2**20
+"""About 1,000 definitions of 77 described labels each."""
+
+# Sent whole each time: EVALSHA would fail once after each restart or fail-over, and the text is 200 bytes.
+# `pcall`, since GET of a key that holds another type is an error, and such a key isn't equal.
+_DELETE_IF_EQUAL = """
+local deleted = {}
+for i, key in ipairs(KEYS) do
+  deleted[i] = redis.pcall('GET', key) == ARGV[i] and redis.call('DEL', key) or 0
+end
+return deleted
+"""
 
 StoreReason = Literal[
     "timeout", "connect", "busy", "auth", "loading", "readonly", "oom", "cluster", "too_large", "server", "unexpected"
@@ -54,6 +67,21 @@ class Store(Protocol):
     async def touch_many(self, keys: Sequence[str], ttl_s: float) -> list[bool]:
         """For each key whether it exists; those that do expire in `ttl_s` from now."""
 
+    async def set_if_absent_many(self, values: Mapping[str, bytes], ttl_s: float) -> list[bool]:
+        """For each key, in the order of `values`, whether it was absent: then it is written and expires in `ttl_s`.
+
+        Where an answer was lost and the command sent again, a key that the first one wrote counts as not absent.
+        """
+
+    async def delete_if_equal_many(self, values: Mapping[str, bytes]) -> list[bool]:
+        """For each key, in the order of `values`, whether it held exactly that value: then it is gone."""
+
+    async def set_forever(self, key: str, value: bytes) -> None:
+        """Returns once the value is written; it never expires, and making room for others does not cost it."""
+
+    async def delete(self, key: str) -> bool:
+        """Whether the key existed; it is gone."""
+
     async def ping(self) -> None:
         """Returns when the store answers."""
 
@@ -65,11 +93,19 @@ class MemoryStore:
     """A store within this process, bounded in bytes: what was used least recently goes first.
 
     As the cache's only store it keeps single labels, so that a list with one new label costs one encoding even where
-    there is no Redis.
+    there is no Redis. Values without a life have `max_forever_bytes` of their own, and are refused past it.
     """
 
-    def __init__(self, max_bytes: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        *,
+        max_forever_bytes: int = DEFAULT_MAX_FOREVER_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._entries: ByteLru[tuple[bytes, float]] = ByteLru(max_bytes)
+        self._forever: dict[str, bytes] = {}
+        self._max_forever_bytes = max_forever_bytes
         self._clock = clock
 
     async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -79,7 +115,7 @@ class MemoryStore:
     async def set_many(self, values: Mapping[str, bytes], ttl_s: float) -> None:
         """See `Store.set_many`; a value above `max_bytes` is refused."""
         expires_at = self._clock() + _positive(ttl_s)
-        refused = [key for key, value in values.items() if not self._entries.put(key, (value, expires_at), len(value))]
+        refused = [key for key, value in values.items() if not self._put(key, value, expires_at)]
         _refuse(refused, values, self._entries.max_bytes)
 
     async def touch_many(self, keys: Sequence[str], ttl_s: float) -> list[bool]:
@@ -88,8 +124,35 @@ class MemoryStore:
         found = [self._live(key) for key in keys]
         for key, value in zip(keys, found, strict=True):
             if value is not None:
-                self._entries.put(key, (value, expires_at), len(value))
+                self._put(key, value, expires_at)
         return [value is not None for value in found]
+
+    async def set_if_absent_many(self, values: Mapping[str, bytes], ttl_s: float) -> list[bool]:
+        """See `Store.set_if_absent_many`."""
+        absent = [key for key in values if self._live(key) is None]
+        await self.set_many({key: values[key] for key in absent}, ttl_s)
+        written = set(absent)
+        return [key in written for key in values]
+
+    async def delete_if_equal_many(self, values: Mapping[str, bytes]) -> list[bool]:
+        """See `Store.delete_if_equal_many`."""
+        return [self._live(key) == value and self._pop(key) for key, value in values.items()]
+
+    async def set_forever(self, key: str, value: bytes) -> None:
+        """See `Store.set_forever`; `StoreError` with reason "oom" when the room for such values is full."""
+        held_bytes = sum(_forever_bytes(kept) for name, kept in self._forever.items() if name != key)
+        if held_bytes + _forever_bytes(value) > self._max_forever_bytes:
+            raise StoreError(
+                "oom",
+                f"{key} was not stored: {len(value)} bytes beside the {held_bytes} of values that never "
+                f"expire are more than {self._max_forever_bytes}; delete some of them",
+            )
+        self._pop(key)
+        self._forever[key] = value
+
+    async def delete(self, key: str) -> bool:
+        """See `Store.delete`."""
+        return self._live(key) is not None and self._pop(key)
 
     async def ping(self) -> None:
         """See `Store.ping`."""
@@ -97,7 +160,18 @@ class MemoryStore:
     async def close(self) -> None:
         """See `Store.close`."""
 
+    def _put(self, key: str, value: bytes, expires_at: float) -> bool:
+        self._forever.pop(key, None)
+        return self._entries.put(key, (value, expires_at), len(value))
+
+    def _pop(self, key: str) -> bool:
+        self._entries.pop(key)
+        self._forever.pop(key, None)
+        return True
+
     def _live(self, key: str) -> bytes | None:
+        if key in self._forever:
+            return self._forever[key]
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -185,6 +259,35 @@ class RedisStore:
                     pipeline.pexpire(key, ttl_ms)
                 return [bool(found) for found in await _execute(pipeline)]
 
+    async def set_if_absent_many(self, values: Mapping[str, bytes], ttl_s: float) -> list[bool]:
+        """See `Store.set_if_absent_many`; one pipeline of SET NX PX."""
+        ttl_ms = _milliseconds(ttl_s)
+        with _as_store_errors(f"claiming {len(values)} keys"):
+            async with self._client.pipeline(transaction=False) as pipeline:
+                for key, value in values.items():
+                    pipeline.set(key, value, px=ttl_ms, nx=True)
+                return [bool(written) for written in await _execute(pipeline)]
+
+    async def delete_if_equal_many(self, values: Mapping[str, bytes]) -> list[bool]:
+        """See `Store.delete_if_equal_many`; one EVAL, all keys at once."""
+        if not values:
+            return []
+        with _as_store_errors(f"releasing {len(values)} keys"):
+            answers = await self._client.eval(_DELETE_IF_EQUAL, len(values), *values.keys(), *values.values())
+            return [bool(deleted) for deleted in answers]
+
+    async def set_forever(self, key: str, value: bytes) -> None:
+        """See `Store.set_forever`; a SET without TTL. A server whose policy is `allkeys-…` may still evict it."""
+        if len(value) > self._max_value_bytes:
+            _refuse([key], {key: value}, self._max_value_bytes)
+        with _as_store_errors(f"writing {key}"):
+            await self._client.set(key, value)
+
+    async def delete(self, key: str) -> bool:
+        """See `Store.delete`; DEL."""
+        with _as_store_errors(f"deleting {key}"):
+            return bool(await self._client.delete(key))
+
     async def ping(self) -> None:
         """See `Store.ping`."""
         with _as_store_errors("a ping"):
@@ -253,6 +356,10 @@ def _refuse(keys: Sequence[str], values: Mapping[str, bytes], max_bytes: int) ->
             f"{len(keys)} of {len(values)} values were not stored: {keys[0]} has {len(values[keys[0]])} bytes, "
             f"at most {max_bytes} are allowed",
         )
+
+
+def _forever_bytes(value: bytes) -> int:
+    return len(value) + ENTRY_OVERHEAD_BYTES
 
 
 def _positive(ttl_s: float) -> float:

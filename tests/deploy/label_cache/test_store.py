@@ -105,6 +105,8 @@ class TestContract:
         """Empty requests are fine."""
         assert await store.get_many([]) == []
         assert await store.touch_many([], 60) == []
+        assert await store.set_if_absent_many({}, 60) == []
+        assert await store.delete_if_equal_many({}) == []
         await store.set_many({}, 60)
 
     async def test_a_value_too_large_is_refused_and_the_others_are_written(self, store: Store) -> None:
@@ -120,6 +122,69 @@ class TestContract:
         """A TTL that isn't positive is a programming error, not a write without TTL."""
         with pytest.raises(ValueError, match="ttl_s"):
             await store.set_many({"k": b"v"}, ttl_s)
+        with pytest.raises(ValueError, match="ttl_s"):
+            await store.set_if_absent_many({"k": b"v"}, ttl_s)
+
+    async def test_only_absent_keys_are_claimed(self, store: Store) -> None:
+        """set_if_absent_many says in order which keys it wrote, and leaves the others as they were."""
+        await store.set_many({"b": b"theirs"}, 60)
+        assert await store.set_if_absent_many({"c": b"ours", "b": b"ours", "a": b"ours"}, 60) == [True, False, True]
+        assert await store.get_many(["a", "b", "c"]) == [b"ours", b"theirs", b"ours"]
+
+    async def test_a_claim_expires(self, store: Store) -> None:
+        """A key that was claimed for a moment can be claimed again after it."""
+        assert await store.set_if_absent_many({"a": b"1"}, 0.001) == [True]
+        while await store.set_if_absent_many({"a": b"2"}, 60) != [True]:
+            pass
+        assert await store.get_many(["a"]) == [b"2"]
+
+    async def test_of_many_who_claim_at_once_one_gets_it(self, store: Store) -> None:
+        """20 callers at once: each key is claimed by exactly one of them, whose value it has."""
+        keys = [f"k{i}" for i in range(10)]
+        claims = await asyncio.gather(
+            *(store.set_if_absent_many(dict.fromkeys(keys, b"%d" % i), 60) for i in range(20))
+        )
+        for key, claimed in zip(keys, zip(*claims, strict=True), strict=True):
+            assert sum(claimed) == 1
+            assert await store.get_many([key]) == [b"%d" % claimed.index(True)]
+
+    async def test_only_equal_values_are_deleted(self, store: Store) -> None:
+        """delete_if_equal_many says in order which keys held the value, deletes these and no other."""
+        await store.set_many({"a": b"1", "b": EVERY_BYTE, "c": b"3"}, 60)
+        assert await store.delete_if_equal_many({"c": b"3", "none": b"", "a": b"2", "b": EVERY_BYTE}) == [
+            True,
+            False,
+            False,
+            True,
+        ]
+        assert await store.get_many(["a", "b", "c"]) == [b"1", None, None]
+
+    async def test_a_value_without_a_life_stays(self, store: Store) -> None:
+        """set_forever replaces a value that expires, a later write with a TTL replaces it in turn."""
+        await store.set_many({"a": b"old"}, 0.001)
+        await store.set_forever("a", EVERY_BYTE)
+        await store.set_many({"b": b"short"}, 0.001)
+        while await store.get_many(["b"]) != [None]:
+            pass
+        assert await store.get_many(["a"]) == [EVERY_BYTE]
+        await store.set_many({"a": b"short"}, 0.001)
+        while await store.get_many(["a"]) != [None]:
+            pass
+
+    async def test_delete_says_whether_it_was_there(self, store: Store) -> None:
+        """A key with or without a life is gone after delete, and a second delete finds nothing."""
+        await store.set_many({"a": b"A", "other": b"O"}, 60)
+        await store.set_forever("b", b"B")
+        assert [await store.delete(key) for key in ("a", "b", "a", "b", "none")] == [True, True, False, False, False]
+        assert await store.get_many(["a", "b", "other"]) == [None, None, b"O"]
+
+    async def test_a_large_value_without_a_life_is_refused(self, store: Store) -> None:
+        """set_forever has a bound of its own, and what was there before stays."""
+        await store.set_forever("a", b"A")
+        with pytest.raises(StoreError, match=rf"a .*{16 * MIB + 1} bytes") as caught:
+            await store.set_forever("a", bytes(16 * MIB + 1))
+        assert caught.value.reason == ("oom" if isinstance(store, MemoryStore) else "too_large")
+        assert await store.get_many(["a"]) == [b"A"]
 
     async def test_concurrent_callers_get_their_own_answers(self, store: Store) -> None:
         """50 callers at once on one store never see each other's bytes."""
@@ -173,6 +238,29 @@ class TestMemoryStore:
         assert kept == list(range(100 - len(kept), 100))
         assert 0 < len(kept) < 10
 
+    async def test_values_without_a_life_are_not_evicted(self) -> None:
+        """Entries that expire make room among themselves only; a delete makes room for a value without a life."""
+        store = MemoryStore(10 * 1024, max_forever_bytes=4 * 1024)
+        await store.set_forever("a", b"A" * 3_000)
+        await store.set_many({f"k{i}": bytes(1024) for i in range(100)}, 60)
+        assert await store.get_many(["a"]) == [b"A" * 3_000]
+        with pytest.raises(StoreError, match="delete some") as caught:
+            await store.set_forever("b", b"B" * 3_000)
+        assert caught.value.reason == "oom"
+        await store.delete("a")
+        await store.set_forever("b", b"B" * 3_000)
+        assert await store.get_many(["a", "b"]) == [None, b"B" * 3_000]
+
+    async def test_a_claim_ends_with_the_clock(self) -> None:
+        """An expired value can be claimed, is not equal to itself any more, and can't be deleted."""
+        now = 0.0
+        store = MemoryStore(MIB, clock=lambda: now)
+        await store.set_many({"a": b"A", "b": b"B", "c": b"C"}, 10)
+        now = 10.0
+        assert await store.delete_if_equal_many({"a": b"A"}) == [False]
+        assert await store.delete("b") is False
+        assert await store.set_if_absent_many({"c": b"D"}, 10) == [True]
+
 
 @asynccontextmanager
 async def opened(url: str, **options: float) -> AsyncIterator[RedisStore]:
@@ -199,6 +287,10 @@ class TestRedisFaults:
                 assert await reason_of(store.get_many(["a"])) == "connect"
                 assert await reason_of(store.set_many({"a": b"A"}, 1)) == "connect"
                 assert await reason_of(store.touch_many(["a"], 1)) == "connect"
+                assert await reason_of(store.set_if_absent_many({"a": b"A"}, 1)) == "connect"
+                assert await reason_of(store.delete_if_equal_many({"a": b"A"})) == "connect"
+                assert await reason_of(store.set_forever("a", b"A")) == "connect"
+                assert await reason_of(store.delete("a")) == "connect"
 
     async def test_a_server_that_never_answers(self, tmp_path: Path) -> None:
         """One that accepts and stays silent is reason "timeout", after read_timeout_s."""
@@ -278,8 +370,8 @@ class TestRedisFaults:
             assert await reason_of(store.get_many(["a"])) == "auth"
 
     async def test_an_acl_user_with_few_rights(self, valkey: EmbeddedServer, admin: redis.Redis) -> None:
-        """A user that may only GET, SET and PEXPIRE below the namespace is enough; elsewhere it is reason "auth"."""
-        rights = ["+mget", "+set", "+pexpire", "+ping"]
+        """A user with the few commands of a store, below the namespace, is enough; elsewhere it is reason "auth"."""
+        rights = ["+mget", "+get", "+set", "+pexpire", "+del", "+eval", "+ping"]
         admin.acl_setuser("cache", enabled=True, passwords=["+word"], keys=["tokenalign:*"], commands=rights)
         store = RedisStore.from_url(valkey.url, username="cache", password="word")
         try:
@@ -287,6 +379,10 @@ class TestRedisFaults:
             await store.set_many({"tokenalign:a": b"A"}, 60)
             assert await store.get_many(["tokenalign:a"]) == [b"A"]
             assert await store.touch_many(["tokenalign:a"], 60) == [True]
+            assert await store.set_if_absent_many({"tokenalign:b": b"B"}, 60) == [True]
+            assert await store.delete_if_equal_many({"tokenalign:b": b"B"}) == [True]
+            await store.set_forever("tokenalign:c", b"C")
+            assert await store.delete("tokenalign:c")
             assert await reason_of(store.get_many(["other:a"])) == "auth"
         finally:
             await store.close()
@@ -312,6 +408,7 @@ class TestRedisFaults:
         """A list at one of our keys, put there by someone else, costs a miss and no error."""
         admin.rpush("a", "x")
         async with opened(valkey.url) as store:
+            assert await store.delete_if_equal_many({"a": b"x"}) == [False]
             assert await store.get_many(["a"]) == [None]
             await store.set_many({"a": b"A"}, 60)
             assert await store.get_many(["a"]) == [b"A"]
