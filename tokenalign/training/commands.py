@@ -105,7 +105,8 @@ def run_train(options: argparse.Namespace) -> int:
     validation = figures["validation_calibrate"]
     Console(file=sys.stdout, highlight=False, soft_wrap=True).print(
         f"{options.output}: epoch {figures['best_epoch']} of {figures['epochs']}, "
-        f"temperature {config.temperature:.4f}; validation accuracy {validation['accuracy']:.3f}, NLL {validation['nll']:.3f}, ECE {validation['ece']:.3f}"
+        f"temperature {config.temperature:.4f}; validation accuracy {validation['accuracy']:.3f}, "
+        f"NLL {validation['nll']:.3f}, ECE {validation['ece']:.3f}"
     )
     return 0
 

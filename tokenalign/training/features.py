@@ -103,9 +103,10 @@ def _encode_to(path: Path, backbone: Backbone, ids: TokenBatch, on_progress: OnP
 
 def _as_fp16(rows: Float32Array) -> NDArray[np.float16]:
     largest = float(np.abs(rows).max(initial=0.0))
-    if not largest <= np.finfo(np.float16).max:
+    limit = float(np.finfo(np.float16).max)  # as a Python float: numpy would compare in fp16, where 1e5 is infinite
+    if not largest <= limit:
         raise NumericalError(
-            f"the encoder's token states reach {largest:.3g}, fp16 ends at {np.finfo(np.float16).max:.0f}; "
+            f"the encoder's token states reach {largest:.3g}, fp16 ends at {limit:.0f}; "
             "features are cached in fp16, so this backbone can't be trained on, or its dtype is at fault"
         )
     return rows.astype(np.float16)

@@ -53,6 +53,7 @@ class Material:
 
     split: Split
     provenance: dict[str, Any]
+    tokenizer_digest: str
     messages: Features
     pools: tuple[Pool, ...]
     labels: tuple[str, ...]
@@ -113,7 +114,14 @@ def prepare(
     number = {label: i for i, label in enumerate(labels)}
     words = [label_words(label) for label in labels]
     label_states = TokenBatch.concat(
-        [encode("labels", encoder.tokenizer(wording).labels(words).tokens) for wording in recipe.wordings]
+        [
+            # A large vocabulary takes seconds to load, so the tokenizer at hand is used where it fits.
+            encode(
+                "labels",
+                (tokenizer if wording == recipe.label_template else encoder.tokenizer(wording)).labels(words).tokens,
+            )
+            for wording in recipe.wordings
+        ]
     )
     candidates = LabelSet(tuple(Label(name, (label_words(name),)) for name in split.validation_labels))
 
@@ -127,6 +135,7 @@ def prepare(
     return Material(
         split=split,
         provenance=provenance,
+        tokenizer_digest=tokenizer.digest,
         messages=messages,
         pools=tuple(
             _pool(split.partitions[name], row_of, number)

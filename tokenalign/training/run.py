@@ -126,7 +126,7 @@ def provenance_of(recipe: Recipe, seed: int, encoder: Encoder, material: Materia
         "data": material.provenance,
         "split": describe(material.split),
         "backbone": asdict(encoder.backbone.identity),
-        "tokenizer_sha256": encoder.tokenizer().digest,
+        "tokenizer_sha256": material.tokenizer_digest,
         "device": encoder.backbone.device.type,
         "threads": torch.get_num_threads(),
         "versions": {
