@@ -146,13 +146,22 @@ def test_combining_marks_stay_with_their_letter(any_tokenizer: TextTokenizer, te
     assert "".join(text[a:b] for a, b in spans).replace(" ", "") == "".join(words)
 
 
-def test_marks_behind_the_cut_are_not_claimed(bert_tokenizer: TextTokenizer) -> None:
-    """What was not read is in no span."""
+@pytest.mark.data
+def test_an_unread_mark_is_not_claimed(qwen3_backbone: Path) -> None:
+    """Where a mark is a token of its own, and the first that was cut, it is not taken for its letter's."""
+    text = "a b c \u05e9\u05b8"
+    tokenized = load(qwen3_backbone, max_length=4).documents([text])
+    assert tokenized.truncations == (Truncation(6, 4, 7),)
+    assert tokenized.spans.max() == 7
+
+
+def test_marks_before_the_cut_are_taken_in(bert_tokenizer: TextTokenizer) -> None:
+    """The last letter that was read has its mark."""
     text = "a\u0301 " * 200
     tokenized = bert_tokenizer.documents([text])
     cut = tokenized.truncations[0]
     assert cut is not None
-    assert tokenized.spans.max() <= cut.cut_at
+    assert tokenized.spans.max() == cut.cut_at - 1
     assert cut.cut_at == 3 * 126
 
 
