@@ -1,11 +1,13 @@
 """The native API's bodies: what a request may hold, what an answer looks like, and their OpenAPI schemas."""
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from deploy.http.limits import json_type
 from deploy.settings import LimitSettings
 from deploy.wire import Answer
 from tokenalign.errors import InputError
@@ -38,7 +40,7 @@ _TopK = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 
 class ClassifyRequest(BaseModel):
     """Texts and the labels to choose from. Exactly one of `text` and `texts`.
 
-    The values are checked by the same code as the library's, so that errors read the same; pydantic sees to the keys.
+    Keys and values are checked by `parse_classify`, values with the library's own code, so that errors read the same.
     """
 
     model_config = ConfigDict(
@@ -77,10 +79,8 @@ class ClassifyQuery:
 
 def parse_classify(body: dict[str, Any], limits: LimitSettings) -> ClassifyQuery:
     """The checked request; `InputError` names field, value, limit and remedy of the first thing at fault."""
-    try:
-        request = ClassifyRequest.model_validate(body)
-    except ValidationError as error:
-        raise _key_error(error) from error
+    _check_keys(body)
+    request = ClassifyRequest.model_validate(body)
     return_logits = _check_flag(request.return_logits, "return_logits")
     check_top_k(request.top_k)
     return ClassifyQuery(
@@ -98,13 +98,15 @@ def parse_classify(body: dict[str, Any], limits: LimitSettings) -> ClassifyQuery
     )
 
 
-def _key_error(error: ValidationError) -> InputError:
-    first = error.errors(include_url=False)[0]
-    key = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "missing":
-        return InputError("is missing; a request needs it", (key,))
-    known = ", ".join(ClassifyRequest.model_fields)
-    return InputError(f"is not a key of this request; it takes {known}", (key[:100],))
+def _check_keys(body: dict[str, Any]) -> None:
+    """Not pydantic's errors: a key may be long, or hold a lone surrogate, which no answer could repeat."""
+    known = ClassifyRequest.model_fields
+    for key in body:
+        if key not in known:
+            shown = key[:100].encode("utf-8", "backslashreplace").decode("utf-8")
+            raise InputError(f"is not a key of this request; it takes {', '.join(known)}", (shown,))
+    if "labels" not in body:
+        raise InputError("is missing; send the candidate labels as a list", ("labels",))
 
 
 def _check_texts(body: dict[str, Any], limits: LimitSettings) -> tuple[str, ...]:
@@ -119,7 +121,7 @@ def _check_texts(body: dict[str, Any], limits: LimitSettings) -> tuple[str, ...]
     texts = body["texts"]
     if not isinstance(texts, list):
         raise InputError(
-            f"must be a list of strings, not {type(texts).__name__}; for one text use the key text", ("texts",)
+            f"must be a list of strings, not {json_type(texts)}; for one text use the key text", ("texts",)
         )
     if not texts:
         raise InputError("is an empty list; send at least one text", ("texts",))
@@ -134,7 +136,7 @@ def _check_texts(body: dict[str, Any], limits: LimitSettings) -> tuple[str, ...]
 
 def _check_flag(value: object, key: str) -> bool:
     if not isinstance(value, bool):
-        raise InputError(f"must be true or false, it is {value!r}"[:200], (key,))
+        raise InputError(f"must be true or false, it is {reprlib.repr(value)}", (key,))
     return value
 
 
@@ -143,7 +145,7 @@ def _check_explain(value: object) -> Explain:
         return value
     if value == "all":
         return "all"
-    raise InputError(f'must be true, false or "all", it is {value!r}'[:200], ("explain",))
+    raise InputError(f'must be true, false or "all", it is {reprlib.repr(value)}', ("explain",))
 
 
 def result_json(query: ClassifyQuery, text: str, tokenized: TokenizedTexts, answer: Answer) -> dict[str, Any]:
