@@ -1,6 +1,7 @@
 """Candidate labels: validation, canonical order and hashes."""
 
 import hashlib
+import reprlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,7 +121,7 @@ def _parse(item: object, loc: Loc, max_chars: int) -> Label:
     elif isinstance(item, Mapping):
         unknown = sorted(str(key) for key in item.keys() - {"name", "description"})
         if unknown:
-            raise InputError(f"has unknown keys {unknown}; a label has a name and a description", loc)
+            raise InputError(f"has unknown keys {reprlib.repr(unknown)}; a label has a name and a description", loc)
         if "name" not in item:
             raise InputError("has no name; give a string, or a name and a description", loc)
         name = item["name"]

@@ -1,5 +1,6 @@
 """Answers: from logits to scores, best first, and from matches to words of the text."""
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict
@@ -92,13 +93,15 @@ def ranking(logits: FloatArray, top_k: int | None) -> NDArray[np.intp]:
 def check_top_k(top_k: int | None) -> None:
     """Raise `InputError` unless `top_k` is None or a positive integer."""
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
-        raise InputError(f"must be a whole number of at least 1, or null for all labels; it is {top_k!r}", ("top_k",))
+        raise InputError(
+            f"must be a whole number of at least 1, or null for all labels; it is {reprlib.repr(top_k)}", ("top_k",)
+        )
 
 
 def check_explain(explain: object) -> None:
     """Raise `InputError` unless `explain` is a boolean or "all"."""
     if not isinstance(explain, bool) and explain != "all":
-        raise InputError(f'must be true, false or "all"; it is {explain!r}', ("explain",))
+        raise InputError(f'must be true, false or "all"; it is {reprlib.repr(explain)}', ("explain",))
 
 
 def explained_labels(order: NDArray[np.intp], explain: Explain) -> list[int]:
