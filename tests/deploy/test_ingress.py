@@ -494,13 +494,14 @@ class FailingStore:
         self.hang = hang
         self.released = asyncio.Event()
 
-    async def fail(self, *_: Any) -> Any:
-        self.calls += 1
-        if self.hang:
-            await self.released.wait()
-        raise StoreError("server", "out of order")
+    def __getattr__(self, name: str) -> Any:
+        async def fail(*_: Any, **__: Any) -> Any:
+            self.calls += 1
+            if self.hang:
+                await self.released.wait()
+            raise StoreError("server", "out of order")
 
-    get_many = set_many = touch_many = ping = close = fail
+        return fail
 
 
 class TestLabelStore:
