@@ -131,24 +131,25 @@ class _Batch(Generic[ItemT, ResultT]):
 
     def __init__(self, oldest: _Entry[ItemT, ResultT], max_tokens: int, max_padding_share: float) -> None:
         self.entries = [oldest]  # the oldest always goes, however heavy it is
-        self.rows: dict[Hashable, int] = {oldest.identity: 0}
+        self.rows = [0]  # of each entry
         self.tokens = self._longest = oldest.weight
+        self._row_of: dict[Hashable, int] = {oldest.identity: 0}
         self._max_tokens = max_tokens
         self._max_padding_share = max_padding_share
 
     @property
     def padded_tokens(self) -> int:
-        return len(self.rows) * self._longest
+        return len(self._row_of) * self._longest
 
     def add_if_it_fits(self, entry: _Entry[ItemT, ResultT]) -> None:
-        known = entry.identity in self.rows
+        known = entry.identity in self._row_of
         tokens = self.tokens + (0 if known else entry.weight)
         longest = max(self._longest, entry.weight)
-        padded = (len(self.rows) + (not known)) * longest
+        padded = (len(self._row_of) + (not known)) * longest
         if padded > self._max_tokens or padded - tokens > self._max_padding_share * padded:
             return
         self.entries.append(entry)
-        self.rows.setdefault(entry.identity, len(self.rows))
+        self.rows.append(self._row_of.setdefault(entry.identity, len(self._row_of)))
         self.tokens, self._longest = tokens, longest
 
 
@@ -224,11 +225,13 @@ class MicroBatcher(Generic[ItemT, ResultT]):
     weight             tokens of an item
     identity           equal identities cost their tokens once in a batch; dispatch still gets every item
     max_batch_tokens   of a batch when padded; an item that has more by itself goes alone
+    max_batch_items    of a batch, equal ones counted
     max_queue_items    and max_queue_tokens: what may wait before `submit` raises QueueFull
     slots              how many batches may be in flight, asked before each take; may be 0 for a while
     max_age_s          items that waited longer go before items that are nearer to the oldest one's length
     max_padding_share  of a padded batch; 1.0 where the encoder doesn't pad
     slot_poll_s        how often slots are asked for while items wait; `notify` does it at once
+    clock              seconds, for ages, deadlines and the pace
 
     All of it belongs to one event loop. The first `submit` starts the serving task, `close` ends it.
     """
@@ -407,7 +410,7 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         info = BatchInfo(
             queued_items=self.queued_items,
             queued_tokens=self.queued_tokens,
-            rows=tuple(batch.rows[entry.identity] for entry in batch.entries),
+            rows=tuple(batch.rows),
             tokens=batch.tokens,
             padded_tokens=batch.padded_tokens,
             waited_s=now - batch.entries[0].request.since,
