@@ -1,7 +1,8 @@
 """Label rows, shared by all replicas: codec, stores, the cache itself, and an embedded server."""
 
-from deploy.label_cache.cache import CachedLabels, LabelCache, LabelEncodingError
+from deploy.label_cache.cache import CachedLabels, LabelCache
 from deploy.label_cache.codec import CodecError, LabelRows
+from deploy.label_cache.labels import LabelEncodingError
 from deploy.label_cache.server import EmbeddedServer, ServerError
 from deploy.label_cache.stats import CacheStats, TierStats
 from deploy.label_cache.store import MemoryStore, RedisStore, Store, StoreError

@@ -10,29 +10,29 @@ What is kept, and when:
 
 The entries of a list in use have their lives extended in the background, at most once per half life, so that a request
 for a list in memory sends the store nothing.
+
+What is needed by many at once is fetched once: requests for the same list share one look-up, lists that share a label
+share its fetch, and replicas that share a store leave a label to the one that holds its lock.
 """
 
 import asyncio
-import contextvars
-import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from deploy.label_cache.codec import CodecError, LabelRows, decode_rows, encode_rows
+from deploy.label_cache.access import StoreAccess, StoreTimes
+from deploy.label_cache.background import Background, detached
+from deploy.label_cache.codec import LabelRows
+from deploy.label_cache.entries import Entries
+from deploy.label_cache.flights import Batch, Flights
 from deploy.label_cache.keys import CacheKeys
+from deploy.label_cache.labels import Encode, LabelFetcher, Landed, Request, Wanted
+from deploy.label_cache.locks import LockTimes
 from deploy.label_cache.lru import ByteLru
-from deploy.label_cache.stats import CacheStats, TierStats
+from deploy.label_cache.stats import CacheStats
 from deploy.label_cache.store import Store, StoreError
-from tokenalign.errors import TokenAlignError
-
-Answer = TypeVar("Answer")
-Result = TypeVar("Result")
-
-Encode = Callable[[list[str]], Awaitable[LabelRows]]
-"""Gives the rows of descriptions, in their order."""
 
 Source = Literal["memory", "list", "labels", "encoder"]
 
@@ -40,8 +40,7 @@ MAX_BACKGROUND = 64
 """Writes under way at once; beyond, they are skipped and counted, so that a slow store can't hold ever more rows."""
 
 _MARK = b"1"
-
-logger = logging.getLogger(__name__)
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +57,38 @@ class CachedLabels:
     source: Source
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A list as it was asked for: `distinct` sorted, `key` the one of its list entry."""
+
+    keys: CacheKeys
+    key: str
+    distinct: list[str]
+
+
 @dataclass(slots=True)
+class _Upkeep:
+    """When the store is next to be told that a list is in use.
+
+    listed: the list entry was written; incomplete: the last write failed, so what is absent was perhaps never there
+    """
+
+    due_at: float = _NEVER
+    listed: bool = False
+    incomplete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Held:
-    """A list in memory: its rows in canonical order, and when the store is next to be told that it is in use."""
+    """A list in memory: its rows in canonical order."""
 
     rows: LabelRows
-    due_at: float
+    upkeep: _Upkeep
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a flight gives to everybody who waits for it, in canonical order."""
+    """What a look-up gives to everybody who waits for it, in canonical order."""
 
     rows: LabelRows
     encoded: frozenset[str]
@@ -76,16 +96,17 @@ class _Found:
 
 
 @dataclass(slots=True)
-class _LookUp:
-    """What the store knows of a list: its rows, or those of its labels. `listed` says that the list entry is due."""
+class _Visit:
+    """What the store has of a list.
 
-    rows: LabelRows | None
-    labels: list[LabelRows | None]
-    listed: bool
+    damaged: there was an entry, which was refused
+    deadline: until when it may be asked for the labels; None when it failed, for `failure`, or when there is no store
+    """
 
-
-class LabelEncodingError(TokenAlignError):
-    """The encoder gave no rows, or rows that don't answer what it was asked."""
+    rows: LabelRows | None = None
+    damaged: bool = False
+    deadline: float | None = None
+    failure: str | None = None
 
 
 class LabelCache:
@@ -110,6 +131,9 @@ class LabelCache:
         store_budget_s: float = 0.25,
         write_budget_s: float = 5.0,
         store_retry_s: float = 30.0,
+        lock_ttl_s: float = 3.0,
+        lock_wait_s: float = 10.0,
+        stats: CacheStats | None = None,
         clock: Callable[[], float] = time.monotonic,
         uniform: Callable[[], float] = random.random,
     ) -> None:
@@ -121,281 +145,228 @@ class LabelCache:
         ttl_jitter: the fraction by which a life may be shorter than `ttl_s`, so that not all end at once
         store_budget_s: what the store may add to one request
         write_budget_s, store_retry_s: the bound of each write in the background, and the pause after one failed
+        lock_ttl_s: how long a label stays another replica's to encode after that one was killed
+        lock_wait_s: how long one request waits for labels that other replicas encode; 0 never waits, and takes no locks
+        stats: counts on in those of a cache before
+        clock: any one that doesn't go back; the wall clock is never read
         """
         if not 0 <= ttl_jitter < 0.5:
             raise ValueError(
                 f"ttl_jitter is {ttl_jitter}; it must be in [0, 0.5), since a list is refreshed at half its life"
             )
-        for name, value in (("ttl_s", ttl_s), ("store_budget_s", store_budget_s), ("write_budget_s", write_budget_s)):
+        for name, value in (
+            ("ttl_s", ttl_s),
+            ("store_budget_s", store_budget_s),
+            ("write_budget_s", write_budget_s),
+            ("lock_ttl_s", lock_ttl_s),
+        ):
             if not value > 0:
                 raise ValueError(f"{name} is {value}; it must be above 0")
-        self.stats = CacheStats()
-        self._store = store
-        self._encode = encode
+        if not lock_wait_s >= 0:
+            raise ValueError(f"lock_wait_s is {lock_wait_s}; give 0 to wait for no other replica, or more")
+        self.stats = CacheStats() if stats is None else stats
         self._keys = CacheKeys(namespace, fingerprint)
-        self._width = width
-        self._secret = secret
-        self._ttl_s, self._ttl_jitter = ttl_s, ttl_jitter
-        self._store_budget_s, self._write_budget_s, self._store_retry_s = store_budget_s, write_budget_s, store_retry_s
-        self._clock, self._uniform = clock, uniform
+        self._ttl_s, self._store_retry_s = ttl_s, store_retry_s
+        self._clock = clock
         self._memory: ByteLru[_Held] = ByteLru(memory_bytes)
-        self._flights: dict[str, asyncio.Task[_Found]] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        self._failing: str | None = None
+        self._lists: dict[str, asyncio.Task[_Found]] = {}
+        self._labels: Flights[Landed] = Flights()
+        self._background = Background(MAX_BACKGROUND)
+        self._entries = Entries(width, secret)
+        self._access: StoreAccess | None = None
+        if store is not None:
+            times = StoreTimes(ttl_s, ttl_jitter, store_budget_s, write_budget_s)
+            self._access = StoreAccess(store, self.stats, times, uniform=uniform)
+        self._fetcher = LabelFetcher(
+            self._access,
+            self._entries,
+            encode,
+            self._background,
+            self.stats,
+            LockTimes(lock_ttl_s, lock_wait_s),
+            uniform=uniform,
+        )
 
-    async def get(self, descriptions: Sequence[str]) -> CachedLabels:
+    async def get(self, descriptions: Sequence[str], tenant: str | None = None) -> CachedLabels:
         """The rows of `descriptions`, in that order. At least one; repeats are allowed.
+
+        tenant: whose entries they are; with one, neither memory nor the store shows, by a quick answer, what others
+          have asked for, and nothing is shared with them. None shares with all others who give none.
 
         Raises what `encode` raised, and `NumericalError` when it gave NaN or infinity; neither is kept.
         """
         if not descriptions:
             raise ValueError("no descriptions given; a list needs at least one")
         distinct = sorted(set(descriptions))
-        key = self._keys.list(distinct)
-        held = self._memory.get(key)
+        keys = self._keys.of_tenant(tenant)
+        asked = _Asked(keys, keys.list(distinct), distinct)
+        held = self._memory.get(asked.key)
         if held is not None:
             self.stats.memory.hits += 1
-            self._keep_in_store(key, distinct, held)
+            self.stats.encodings_saved["memory"] += len(distinct)
+            self._keep_in_store(asked, held)
             return CachedLabels(_in_order(held.rows, distinct, descriptions), len(descriptions), "memory")
         self.stats.memory.misses["absent"] += 1
-        found = await self._fly(key, distinct)
+        found = await self._join(asked)
         hits = sum(description not in found.encoded for description in descriptions)
         return CachedLabels(_in_order(found.rows, distinct, descriptions), hits, found.source)
 
     async def drain(self) -> None:
         """Returns once no look-up and no write is under way."""
-        while pending := [*self._flights.values(), *self._background]:
+        while pending := [*self._lists.values(), *self._background.tasks]:
             await asyncio.wait(pending)
 
     async def close(self) -> None:
         """Finishes what is under way and closes the store. No `get` may follow."""
         await self.drain()
-        if self._store is not None:
-            try:
-                await self._store.close()
-            except StoreError as error:
-                self._count_error(error)
+        if self._access is not None:
+            await self._access.close()
 
-    async def _fly(self, key: str, distinct: list[str]) -> _Found:
-        """Joins the look-up of this list that is under way, or starts one.
+    # Looking up
 
-        It is a task of its own, in an empty context: a caller who is cancelled leaves alone, and neither the deadline
-        nor the trace of the first caller is the others'.
-        """
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = _task(self._find(key, distinct))
-            self._flights[key] = flight
-            flight.add_done_callback(lambda done: self._land(key, done))
+    async def _join(self, asked: _Asked) -> _Found:
+        """Joins the look-up of this list that is under way, or starts one, which outlives any of its callers."""
+        look_up = self._lists.get(asked.key)
+        if look_up is None:
+            look_up = detached(self._find(asked))
+            self._lists[asked.key] = look_up
+            look_up.add_done_callback(lambda done: self._end(asked.key, done))
         else:
             self.stats.shared_flights += 1
-        return await asyncio.shield(flight)
+            self.stats.encodings_saved["flight"] += len(asked.distinct)
+        return await asyncio.shield(look_up)
 
-    def _land(self, key: str, flight: "asyncio.Task[_Found]") -> None:
-        del self._flights[key]
-        if not flight.cancelled():
-            flight.exception()  # its waiters have it; asked for here in case that all of them left
+    def _end(self, key: str, look_up: "asyncio.Task[_Found]") -> None:
+        del self._lists[key]
+        if not look_up.cancelled():
+            look_up.exception()  # its waiters have it; asked for here in case that all of them left
 
-    async def _find(self, key: str, distinct: list[str]) -> _Found:
-        """Looks the list up in the store, encodes what is missing, and keeps what was new."""
-        known = await self._look_up(key, distinct)
-        if known.rows is not None:
-            self._hold(key, known.rows, self._half_life_from_now())
-            return _Found(known.rows, frozenset(), "list")
-        missing = [i for i, rows in enumerate(known.labels) if rows is None]
-        entries: dict[str, bytes] = {}
-        if missing:
-            fresh, entries = await self._encode_labels([distinct[i] for i in missing])
-            for i, label in zip(missing, fresh, strict=True):
-                known.labels[i] = label
-        rows = LabelRows.join([label for label in known.labels if label is not None])
-        held = self._hold(key, rows, self._half_life_from_now() if known.listed else self._clock())
-        if self._store is not None:
-            self._in_background(held, self._write_found(self._store, key, distinct, held, entries, known.listed))
-        return _Found(rows, frozenset(distinct[i] for i in missing), "encoder" if missing else "labels")
+    async def _find(self, asked: _Asked) -> _Found:
+        """Looks the list up in the store, fetches the labels that it lacks, and keeps what was new."""
+        visit = await self._visit(asked)
+        if visit.rows is not None:
+            self.stats.encodings_saved["list"] += len(asked.distinct)
+            self._hold(asked, visit.rows, _Upkeep(self._half_life_from_now(), listed=True))
+            return _Found(visit.rows, frozenset(), "list")
+        upkeep = _Upkeep()
+        labels = await self._fetch_labels(asked, visit, upkeep)
+        rows = LabelRows.join([label.rows for label in labels])
+        held = self._hold(asked, rows, upkeep)
+        if self._access is not None:
+            self._in_background(held, self._keep_found(self._access, asked, held, visit))
+        encoded = frozenset(d for d, label in zip(asked.distinct, labels, strict=True) if label.fresh)
+        return _Found(rows, encoded, "encoder" if encoded else "labels")
 
-    def _hold(self, key: str, rows: LabelRows, due_at: float) -> _Held:
-        held = _Held(rows, due_at)
-        self._memory.put(key, held, rows.nbytes)
+    async def _visit(self, asked: _Asked) -> _Visit:
+        """What the store has of the whole list; a store that fails has nothing."""
+        visit = _Visit()
+        if self._access is None:
+            return visit
+        deadline = self._access.deadline()
+        try:
+            [data] = await self._access.read([asked.key], deadline)
+        except StoreError as error:
+            self.stats.lists.misses[error.reason] += 1
+            visit.failure = error.reason
+            return visit
+        visit.deadline = deadline
+        [visit.rows] = await self._entries.decode(
+            [asked.key], [data], len(asked.distinct), self.stats.lists, first=True
+        )
+        visit.damaged = data is not None and visit.rows is None
+        return visit
+
+    async def _fetch_labels(self, asked: _Asked, visit: _Visit, upkeep: _Upkeep) -> list[Landed]:
+        """Each label of the list, from whoever is fetching it already, else fetched."""
+        wanted = Wanted(asked.keys, asked.distinct)
+        request = Request(wanted, visit.deadline, lambda error: self._postpone(upkeep, error))
+        fetched = 0
+
+        async def fetch(batch: Batch[Landed]) -> None:
+            nonlocal fetched
+            fetched += len(batch.missing)
+            if visit.failure is not None:
+                self.stats.labels.misses[visit.failure] += len(batch.missing)
+            await self._fetcher.fetch(batch, request)
+
+        landed = await self._labels.get_many(wanted.keys, fetch)
+        self.stats.encodings_saved["flight"] += len(landed) - fetched
+        return [landed[key] for key in wanted.keys]
+
+    def _hold(self, asked: _Asked, rows: LabelRows, upkeep: _Upkeep) -> _Held:
+        held = _Held(rows, upkeep)
+        self._memory.put(asked.key, held, rows.nbytes)
         self.stats.memory.held_bytes = self._memory.held_bytes
         self.stats.memory.evictions = self._memory.evictions
         return held
 
-    # Reading from the store
-
-    async def _look_up(self, key: str, distinct: list[str]) -> _LookUp:
-        """What the store gives within its budget; a store that fails has nothing."""
-        known = _LookUp(None, [None] * len(distinct), listed=False)
-        if self._store is None:
-            return known
-        deadline = asyncio.get_running_loop().time() + self._store_budget_s
-        unread = [(self.stats.lists, 1), (self.stats.labels, len(distinct))]
-        try:
-            [data] = await self._ask(self._store.get_many([key]), deadline)
-            del unread[0]
-            [known.rows] = await self._decode([key], [data], len(distinct), self.stats.lists)
-            if known.rows is not None:
-                return known
-            keys = [self._keys.label(description) for description in distinct]
-            mark, *entries = await self._ask(self._store.get_many([self._keys.seen(distinct), *keys]), deadline)
-        except StoreError as error:
-            self._count_error(error)
-            for tier, count in unread:
-                tier.misses[error.reason] += count
-            return known
-        self._failing = None
-        # A list entry that was refused was written once, so its list is due as much as one that has its mark.
-        known.listed = mark is not None or data is not None
-        known.labels = await self._decode(keys, entries, 1, self.stats.labels)
-        return known
-
-    async def _decode(
-        self, keys: list[str], entries: Sequence[bytes | None], descriptions: int, tier: TierStats
-    ) -> list[LabelRows | None]:
-        """The rows of each entry; None, counted, where it is absent or not intact: then it will be written again."""
-        decoded = await asyncio.to_thread(
-            lambda: [self._decode_one(key, data, descriptions) for key, data in zip(keys, entries, strict=True)]
-        )
-        for key, data, rows in zip(keys, entries, decoded, strict=True):
-            tier.read_bytes += len(data or b"")
-            if isinstance(rows, LabelRows):
-                tier.hits += 1
-                continue
-            reason = "absent" if rows is None else rows.reason
-            tier.misses[reason] += 1
-            if rows is not None and tier.misses[reason] == 1:
-                logger.warning("refused the cache entry %s, and will count others like it: %s", key, rows)
-        return [rows if isinstance(rows, LabelRows) else None for rows in decoded]
-
-    def _decode_one(self, key: str, data: bytes | None, descriptions: int) -> LabelRows | CodecError | None:
-        if data is None:
-            return None
-        try:
-            return decode_rows(key, data, self._secret, width=self._width, descriptions=descriptions)
-        except CodecError as error:
-            return error
-
-    # Encoding
-
-    async def _encode_labels(self, missing: list[str]) -> tuple[list[LabelRows], dict[str, bytes]]:
-        """The rows of each description after a trip through the codec, and the label entries that these are."""
-        self.stats.encode_calls += 1
-        self.stats.encoded_descriptions += len(missing)
-        try:
-            rows = await self._encode(missing)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Not we were cancelled but what `encode` waited for; passed on, it would look like the callers' own.
-            raise LabelEncodingError(f"the encoding of {len(missing)} label descriptions was cancelled") from error
-        if (len(rows), rows.width) != (len(missing), self._width):
-            raise LabelEncodingError(
-                f"the encoder gave {len(rows)} descriptions of width {rows.width}, "
-                f"not {len(missing)} of {self._width}; it is another model, or defective"
-            )
-        return await asyncio.to_thread(self._through_codec, missing, rows)
-
-    def _through_codec(self, descriptions: list[str], rows: LabelRows) -> tuple[list[LabelRows], dict[str, bytes]]:
-        """Each label by itself, since whether one fits float16 must not depend on the others; slow, so in a thread."""
-        keys = [self._keys.label(description) for description in descriptions]
-        entries = {key: encode_rows(key, label, self._secret) for key, label in zip(keys, rows.split(), strict=True)}
-        labels = [decode_rows(key, entries[key], self._secret, width=self._width, descriptions=1) for key in keys]
-        return labels, entries
-
     # Writing to the store, always in the background
 
-    async def _write_found(
-        self, store: Store, key: str, distinct: list[str], held: _Held, labels: dict[str, bytes], listed: bool
-    ) -> None:
-        """Writes new label entries, and with them the list entry where it is due, else the mark."""
-        if listed:
-            lists = {key: await asyncio.to_thread(encode_rows, key, held.rows, self._secret)}
-        else:
-            lists = {self._keys.seen(distinct): _MARK}
-        await self._write(store, held, lists, labels)
-
-    def _keep_in_store(self, key: str, distinct: list[str], held: _Held) -> None:
-        """Starts the upkeep of a list in memory when it is due: on its second sighting, then every half life."""
-        if self._store is None or self._clock() < held.due_at:
+    async def _keep_found(self, access: StoreAccess, asked: _Asked, held: _Held, visit: _Visit) -> None:
+        """Leaves the mark of a list that is new; a list that has its mark already is written."""
+        upkeep = held.upkeep
+        try:
+            # A list entry that was refused was written once, so its list is due as much as one that has its mark.
+            new = not visit.damaged and await access.write_if_absent(asked.keys.seen(asked.distinct), _MARK)
+            if not new:
+                await self._write_list(access, asked, held)
+        except StoreError as error:
+            self._postpone(upkeep, error)
             return
-        held.due_at = self._half_life_from_now()
-        self._in_background(held, self._refresh(self._store, key, distinct, held))
+        if upkeep.due_at == _NEVER:
+            upkeep.due_at = self._clock() if new else self._half_life_from_now()
 
-    async def _refresh(self, store: Store, key: str, distinct: list[str], held: _Held) -> None:
+    def _keep_in_store(self, asked: _Asked, held: _Held) -> None:
+        """Starts the upkeep of a list in memory when it is due: on its second sighting, then every half life."""
+        if self._access is None or self._clock() < held.upkeep.due_at:
+            return
+        held.upkeep.due_at = self._half_life_from_now()
+        self._in_background(held, self._refresh(self._access, asked, held))
+
+    async def _refresh(self, access: StoreAccess, asked: _Asked, held: _Held) -> None:
         """Extends the lives of a list's entries and writes those that the store doesn't have."""
         self.stats.refreshes += 1
-        label_keys = [self._keys.label(description) for description in distinct]
+        label_keys = [asked.keys.label(description) for description in asked.distinct]
         try:
-            list_there, *labels_there = await self._ask(
-                store.touch_many([key, *label_keys], self._life_s()), self._write_deadline()
-            )
+            list_there, *labels_there = await access.touch([asked.key, *label_keys])
+            lost = [i for i, there in enumerate(labels_there) if not there]
+            if lost:
+                self.stats.labels.evictions += 0 if held.upkeep.incomplete else len(lost)
+                await self._write_labels(access, [label_keys[i] for i in lost], held.rows.take(lost))
+            if not list_there:
+                self.stats.lists.evictions += held.upkeep.listed
+                await self._write_list(access, asked, held)
+            held.upkeep.incomplete = False
         except StoreError as error:
-            self._postpone(held, error)
-            return
-        lost = [i for i, there in enumerate(labels_there) if not there]
-        labels: dict[str, bytes] = {}
-        if lost:
-            _, labels = await asyncio.to_thread(self._through_codec, [distinct[i] for i in lost], held.rows.take(lost))
-        lists = {} if list_there else {key: await asyncio.to_thread(encode_rows, key, held.rows, self._secret)}
-        if lists or labels:
-            await self._write(store, held, lists, labels)
+            self._postpone(held.upkeep, error)
 
-    async def _write(self, store: Store, held: _Held, lists: Mapping[str, bytes], labels: Mapping[str, bytes]) -> None:
-        try:
-            await self._ask(store.set_many({**labels, **lists}, self._life_s()), self._write_deadline())
-        except StoreError as error:
-            self._postpone(held, error)
-            return
-        self.stats.lists.written_bytes += sum(map(len, lists.values()))
-        self.stats.labels.written_bytes += sum(map(len, labels.values()))
+    async def _write_list(self, access: StoreAccess, asked: _Asked, held: _Held) -> None:
+        entry = await self._entries.encode(asked.key, held.rows)
+        await access.write({asked.key: entry})
+        held.upkeep.listed = True
+        self.stats.lists.written_bytes += len(entry)
+
+    async def _write_labels(self, access: StoreAccess, keys: Sequence[str], rows: LabelRows) -> None:
+        """Writes label entries again that the store has lost."""
+        _, entries = await self._entries.through_codec(keys, rows)
+        await access.write(entries)
+        self.stats.labels.written_bytes += sum(map(len, entries.values()))
 
     def _in_background(self, held: _Held, work: Coroutine[Any, Any, None]) -> None:
-        if len(self._background) >= MAX_BACKGROUND:
-            work.close()
+        if not self._background.start(work):
             self.stats.skipped_writes += 1
-            held.due_at = self._clock() + self._store_retry_s
-            return
-        task = _task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+            self._postpone(held.upkeep, None)
 
-    # The store's time and errors
+    # When it is next the store's turn
 
-    async def _ask(self, answer: Awaitable[Answer], deadline: float) -> Answer:
-        """The store's answer; `StoreError` also when it isn't there at `deadline`, a time of the event loop."""
-        self.stats.store_round_trips += 1
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await answer
-        except TimeoutError as error:
-            raise StoreError("timeout", "the store did not answer within the time that it is given") from error
-
-    def _count_error(self, error: StoreError) -> None:
-        """Counts each error, but logs only the first of a kind in a row: a store that is gone fails every request."""
-        self.stats.store_errors[error.reason] += 1
-        if self._failing != error.reason:
-            logger.warning("the label store fails (%s), going on without it: %s", error.reason, error)
-        self._failing = error.reason
-
-    def _postpone(self, held: _Held, error: StoreError) -> None:
+    def _postpone(self, upkeep: _Upkeep, error: StoreError | None) -> None:
         """Has a failed write tried again after a pause; one that is too large would only fail again."""
-        self._count_error(error)
-        pause_s = self._ttl_s / 2 if error.reason == "too_large" else self._store_retry_s
-        held.due_at = self._clock() + pause_s
-
-    def _write_deadline(self) -> float:
-        return asyncio.get_running_loop().time() + self._write_budget_s
-
-    def _life_s(self) -> float:
-        return self._ttl_s * (1 - self._ttl_jitter * self._uniform())
+        too_large = error is not None and error.reason == "too_large"
+        upkeep.incomplete = True
+        upkeep.due_at = self._clock() + (self._ttl_s / 2 if too_large else self._store_retry_s)
 
     def _half_life_from_now(self) -> float:
         return self._clock() + self._ttl_s / 2
-
-
-def _task(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    return asyncio.get_running_loop().create_task(work, context=contextvars.Context())
 
 
 def _in_order(rows: LabelRows, distinct: list[str], descriptions: Sequence[str]) -> LabelRows:

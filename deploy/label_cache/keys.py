@@ -1,8 +1,9 @@
-"""The keys of cache entries: `namespace:schema:fingerprint:kind:hash`."""
+"""The keys of cache entries: `namespace:schema:fingerprint:kind:hash`, with a tenant's hash before the kind."""
 
+import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenalign.labels import label_hash, list_hash
 
@@ -15,18 +16,30 @@ _PART = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class CacheKeys:
-    """Builds the keys of one namespace (whose entries) and one label fingerprint (of which model).
+    """Builds the keys of one namespace (whose entries), one label fingerprint (of which model), and maybe one tenant.
 
-    Raises `ValueError` unless each part is 1 to 128 letters, digits, dots, underscores or hyphens.
+    tenant: any words, of which the keys show a hash; None for the entries that all share
+    Raises `ValueError` unless the tenant has a character, and each other part is 1 to 128 letters, digits, dots,
+    underscores or hyphens.
     """
 
     namespace: str
     fingerprint: str
+    tenant: str | None = None
+    _prefix: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in (("namespace", self.namespace), ("fingerprint", self.fingerprint)):
             if not _PART.fullmatch(value):
                 raise ValueError(f"{name} {value!r} must be 1 to 128 letters, digits, dots, underscores or hyphens")
+        if self.tenant == "":
+            raise ValueError("tenant is empty; name one, or give None for the entries that all share")
+        owner = "" if self.tenant is None else f"{_tenant_hash(self.namespace, self.tenant)}:"
+        object.__setattr__(self, "_prefix", f"{self.namespace}:{SCHEMA}:{self.fingerprint}:{owner}")
+
+    def of_tenant(self, tenant: str | None) -> "CacheKeys":
+        """The keys of the same namespace and model for `tenant`."""
+        return self if tenant == self.tenant else CacheKeys(self.namespace, self.fingerprint, tenant)
 
     def list(self, descriptions: Iterable[str]) -> str:
         """The key of a whole candidate list, the same for every order of it."""
@@ -40,5 +53,15 @@ class CacheKeys:
         """The key of one description."""
         return self._key("label", label_hash(description))
 
+    def lock(self, description: str) -> str:
+        """The key of the lock that says that a replica is encoding one description."""
+        return self._key("lock", label_hash(description))
+
     def _key(self, kind: str, digest: str) -> str:
-        return f"{self.namespace}:{SCHEMA}:{self.fingerprint}:{kind}:{digest}"
+        return f"{self._prefix}{kind}:{digest}"
+
+
+def _tenant_hash(namespace: str, tenant: str) -> str:
+    """128 bits of SHA-256, the namespace's length first, so that no two pairs are hashed from the same bytes."""
+    name = namespace.encode()
+    return hashlib.sha256(len(name).to_bytes(8, "little") + name + tenant.encode()).hexdigest()[:32]
