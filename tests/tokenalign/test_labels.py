@@ -1,5 +1,8 @@
-"""Label sets: what is accepted, what is refused and where, and hashes that name a list."""
+"""Label sets: what is accepted, what is refused and where, and hashes that name a list or a set."""
 
+import pickle
+import subprocess
+import sys
 import unicodedata
 from typing import Any
 
@@ -8,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tokenalign.errors import InputError
-from tokenalign.labels import Label, LabelSet, check_text, label_hash, list_hash
+from tokenalign.labels import Label, LabelSet, check_text, label_hash, label_set_id, list_hash
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
@@ -256,3 +259,75 @@ def test_hash_is_stable() -> None:
 def test_normal_forms_are_hashed_as_sent() -> None:
     """The two forms of é are different tokens to a model, so their rows have different names."""
     assert label_hash("caf\u00e9") != label_hash("cafe\u0301")
+
+
+DESCRIBED = [{"name": "b", "description": ["y", "x"]}, "a", {"name": "c", "description": "z"}]
+
+
+def test_a_set_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are keyed by the set, so after it was made its labels are never hashed again."""
+    labels, same = LabelSet.of(DESCRIBED), LabelSet.of(DESCRIBED)
+
+    def refuse(label: Label) -> int:
+        raise AssertionError(f"{label} was hashed again")
+
+    monkeypatch.setattr(Label, "__hash__", refuse)
+    assert {labels: "found"}[same] == "found"
+
+
+def test_sets_of_other_labels_differ() -> None:
+    """Equality is of labels in their order, whatever their hashes are."""
+    assert LabelSet.of(["a", "b"]) != LabelSet.of(["b", "a"])
+    assert LabelSet.of(["a", "b"]) == LabelSet.of([Label("a", ("a",)), {"name": "b"}])
+
+
+def test_a_set_from_another_process_is_found() -> None:
+    """Python's hashes differ from process to process, so a set that travels is hashed anew where it arrives."""
+    program = (
+        "import pickle, sys; from tokenalign import LabelSet; "
+        "sys.stdout.buffer.write(pickle.dumps(LabelSet.of(['card payment', 'cash', 'naïve'])))"
+    )
+    sent = subprocess.run([sys.executable, "-X", "utf8", "-c", program], check=True, capture_output=True).stdout
+    arrived = pickle.loads(sent)  # noqa: S301  the own program's
+    own = LabelSet.of(["card payment", "cash", "naïve"])
+    assert {own: "found"}[arrived] == "found"
+    assert (arrived.descriptions, arrived.owners) == (own.descriptions, own.owners)
+
+
+@given(st.permutations(DESCRIBED), st.booleans())
+def test_the_id_ignores_order(labels: list[Any], swapped: bool) -> None:
+    """Neither the order of the labels nor that of one label's descriptions changes a score, so neither the id."""
+    if swapped:
+        labels = [{**one, "description": ["x", "y"]} if one == DESCRIBED[0] else one for one in labels]
+    assert label_set_id(LabelSet.of(labels)) == label_set_id(LabelSet.of(DESCRIBED))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["a", "b"], ["a", "c"]),
+        (["a", "b"], ["a", "b", "c"]),
+        (["a,b", "c"], ["a", "b,c"]),
+        (["a", "b"], ["a", {"name": "b", "description": "x"}]),
+        ([{"name": "a", "description": "x"}, "b"], [{"name": "c", "description": "x"}, "b"]),
+        ([{"name": "a", "description": ["x", "y"]}, "b"], [{"name": "a", "description": "x"}, "y", "b"]),
+        (["caf\u00e9", "b"], ["cafe\u0301", "b"]),
+        (["a", "b"], ["a ", "b"]),
+    ],
+)
+def test_different_sets_have_different_ids(first: list[Any], second: list[Any]) -> None:
+    """Names, descriptions, and which name they belong to all count, as sent."""
+    assert label_set_id(LabelSet.of(first)) != label_set_id(LabelSet.of(second))
+
+
+def test_the_id_is_stable() -> None:
+    """Ids are kept by callers for years, so the documented form is pinned, computed by hand."""
+    from hashlib import sha256
+
+    def counted(text: str) -> bytes:
+        return len(text.encode()).to_bytes(8, "big") + text.encode()
+
+    one, two = (1).to_bytes(8, "big"), (2).to_bytes(8, "big")
+    form = b"label set\x00" + counted("a") + one + counted("a") + counted("é") + two + counted("x") + counted("y")
+    labels = LabelSet.of([{"name": "é", "description": ["y", "x"]}, "a"])
+    assert label_set_id(labels) == sha256(form).hexdigest()[:32]
