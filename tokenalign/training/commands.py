@@ -174,7 +174,7 @@ class _TrainingBar:
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
@@ -193,8 +193,8 @@ class _TrainingBar:
         self._update(f"encoding {what}", done, total, "")
 
     def batch(self, progress: trainer.Progress) -> None:
-        note = f"loss {progress.loss:.3f}, best validation NLL {progress.best_nll:.3f}"
-        self._update("training", progress.batch, progress.batches, f"epoch {progress.epoch}: {note}")
+        note = f"epoch {progress.epoch}, loss {progress.loss:.3f}, best NLL {progress.best_nll:.3f}"
+        self._update("training", progress.batch, progress.batches, note)
 
     def epoch(self, report: trainer.EpochReport) -> None:
         loss = "" if report.loss is None else f"loss {report.loss:.4f}, "

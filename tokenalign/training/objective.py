@@ -9,11 +9,10 @@ from tokenalign.maxsim import maxsim
 from tokenalign.tokens import TokenBatch, length_groups, ragged_positions
 
 
-def scored_rows(head: AlignmentHead, states: Tensor, batch: TokenBatch, context_dropout: float = 0.0) -> Tensor:
+def scored_rows(head: AlignmentHead, states: Tensor, batch: TokenBatch) -> Tensor:
     """`[kept tokens, width]` contextualised rows of a batch's kept tokens, in order, with gradients.
 
-    states: `[tokens, D]` of the batch's tokens. context_dropout: share of tokens that the others can't attend to; the
-    first of a sequence always stays.
+    states: `[tokens, D]` of the batch's tokens
     """
     rows = head.project(states)
     offsets = batch.offsets
@@ -24,22 +23,12 @@ def scored_rows(head: AlignmentHead, states: Tensor, batch: TokenBatch, context_
         positions = torch.from_numpy(ragged_positions(offsets[group], batch.lengths[group])).to(rows.device)
         slots = mask.flatten().nonzero().squeeze(1)
         padded = rows.new_zeros(mask.numel(), head.width).index_copy(0, slots, rows[positions])
-        attended = mask
-        if context_dropout > 0:
-            stays = torch.rand(mask.shape, device=mask.device) >= context_dropout
-            stays[:, 0] = True
-            attended = mask & stays
-        out = head.contextualize(padded.view(*mask.shape, head.width), attended)
+        out = head.contextualize(padded.view(*mask.shape, head.width), mask)
         pieces.append(out.flatten(0, 1)[slots])
         places.append(positions)
     order = torch.argsort(torch.cat(places))
     kept = torch.from_numpy(batch.keep).to(rows.device)
     return torch.cat(pieces)[order[kept]]
-
-
-def noisy(states: Tensor, share: float) -> Tensor:
-    """The states with Gaussian noise of `share` times their standard deviation."""
-    return states + share * states.std() * torch.randn_like(states) if share > 0 else states
 
 
 def batch_logits(

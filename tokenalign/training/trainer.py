@@ -27,7 +27,7 @@ from tokenalign.training.checkpoint import load_checkpoint, optimizer_tensors, r
 from tokenalign.training.features import as_tensor
 from tokenalign.training.initialisation import SAMPLE_TOKENS, start_from_geometry
 from tokenalign.training.material import Material, Validation
-from tokenalign.training.objective import batch_logits, noisy, other_texts_loss, scored_rows, teacher_loss
+from tokenalign.training.objective import batch_logits, other_texts_loss, scored_rows, teacher_loss
 from tokenalign.training.recipes import Recipe
 from tokenalign.training.sampling import Batch, epoch_batches, epoch_length
 
@@ -259,9 +259,8 @@ def batch_loss(head: AlignmentHead, recipe: Recipe, material: Material, batch: B
         descriptions = TokenBatch.concat([descriptions, material.messages.select(batch.others)])
 
     def rows(part: TokenBatch) -> tuple[Tensor, Tensor]:
-        states = noisy(as_tensor(part, head.device), recipe.state_noise)
         lengths = torch.from_numpy(part.kept().lengths).to(head.device).long()
-        return scored_rows(head, states, part, recipe.context_dropout), lengths
+        return scored_rows(head, as_tensor(part, head.device), part), lengths
 
     logits = batch_logits(head, *rows(descriptions), *rows(documents))
     targets = torch.from_numpy(batch.targets).to(head.device)

@@ -43,8 +43,6 @@ EVERYTHING = replace(
     other_texts=8,
     other_texts_weight=0.5,
     teacher_weight=0.5,
-    state_noise=0.1,
-    context_dropout=0.2,
     average_decay=0.9,
 )
 

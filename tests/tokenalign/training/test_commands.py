@@ -95,5 +95,5 @@ def test_recipes_by_name() -> None:
     assert (card.learning_rate, card.weight_decay, card.batch_size, card.clip_norm) == (3e-4, 0.01, 32, 1.0)
     assert (card.patience, card.max_epochs, card.label_groups) == (8, 50, (50, 12, 15))
     assert (card.start, card.schedule, card.candidates, card.clinc150_domains) == ("random", "constant", None, ())
-    with pytest.raises(TrainingError, match="recipe 'other' is unknown; choose one of banking77"):
+    with pytest.raises(TrainingError, match="recipe 'other' is unknown; choose one of banking77, intents"):
         recipe_named("other")
