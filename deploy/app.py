@@ -17,8 +17,10 @@ from deploy.encoder import Encoder
 from deploy.http.routes import build_http_app
 from deploy.ingress import Ingress
 from deploy.label_cache.following import FollowingStore
+from deploy.label_cache.redis_clients import ConnectionOptions
+from deploy.label_cache.redis_store import RedisStore
 from deploy.label_cache.server import EmbeddedServer
-from deploy.label_cache.store import RedisStore, Store
+from deploy.label_cache.store import Store
 from deploy.scorer import Scorer
 from deploy.settings import EMBEDDED, NO_STORE, LabelCacheSettings, Settings
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, ReplicaLostError, ScoreBatch, ScoredBatch
@@ -162,10 +164,12 @@ def _open_store(options: LabelCacheSettings, cache_server: DeploymentHandle[Any]
     def open_url(url: str, password: str | None = None) -> Store:
         return RedisStore.from_url(
             url,
-            username=options.username if password else None,
-            password=password,
-            connect_timeout_s=options.connect_timeout_s,
-            read_timeout_s=options.read_timeout_s,
+            ConnectionOptions(
+                username=options.username if password else None,
+                password=password,
+                connect_timeout_s=options.connect_timeout_s,
+                read_timeout_s=options.read_timeout_s,
+            ),
         )
 
     if cache_server is None:

@@ -1,19 +1,20 @@
 """A store at an address that may change: the embedded server's, after it was started anew elsewhere."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from deploy.label_cache.store import Store, StoreError
+from deploy.label_cache.wrapper import StoreWrapper
 
 ResultT = TypeVar("ResultT")
 
 ASK_AGAIN_S = 1.0
 
 
-class FollowingStore:
+class FollowingStore(StoreWrapper):
     """Asks where the store is at its first use, and again after it could not be reached.
 
     resolve: gives the URL; any error of it counts as a store that can't be reached. At most one question a second goes
@@ -36,44 +37,12 @@ class FollowingStore:
         self._failed_at = float("-inf")
         self._asking = asyncio.Lock()
 
-    async def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """See `Store.get_many`."""
-        return await self._try(lambda store: store.get_many(keys))
-
-    async def set_many(self, values: Mapping[str, bytes], ttl_s: float) -> None:
-        """See `Store.set_many`."""
-        await self._try(lambda store: store.set_many(values, ttl_s))
-
-    async def touch_many(self, keys: Sequence[str], ttl_s: float) -> list[bool]:
-        """See `Store.touch_many`."""
-        return await self._try(lambda store: store.touch_many(keys, ttl_s))
-
-    async def set_if_absent_many(self, values: Mapping[str, bytes], ttl_s: float) -> list[bool]:
-        """See `Store.set_if_absent_many`."""
-        return await self._try(lambda store: store.set_if_absent_many(values, ttl_s))
-
-    async def delete_if_equal_many(self, values: Mapping[str, bytes]) -> list[bool]:
-        """See `Store.delete_if_equal_many`."""
-        return await self._try(lambda store: store.delete_if_equal_many(values))
-
-    async def set_forever(self, key: str, value: bytes) -> None:
-        """See `Store.set_forever`."""
-        await self._try(lambda store: store.set_forever(key, value))
-
-    async def delete(self, key: str) -> bool:
-        """See `Store.delete`."""
-        return await self._try(lambda store: store.delete(key))
-
-    async def ping(self) -> None:
-        """See `Store.ping`."""
-        await self._try(lambda store: store.ping())
-
     async def close(self) -> None:
         """See `Store.close`."""
         if self._store is not None:
             await self._store.close()
 
-    async def _try(self, call: Callable[[Store], Awaitable[ResultT]]) -> ResultT:
+    async def _through(self, call: Callable[[Store], Awaitable[ResultT]]) -> ResultT:
         store = await self._current()
         try:
             return await call(store)
@@ -81,7 +50,7 @@ class FollowingStore:
             if error.reason == "connect" and self._store is store:
                 self._failed_at = self._clock()
                 self._store = None
-                with contextlib.suppress(StoreError):
+                with suppress(StoreError):
                     await store.close()
             raise
 
@@ -93,10 +62,13 @@ class FollowingStore:
     async def _open_anew(self) -> Store:
         if self._clock() - self._failed_at < self._ask_again_s:
             raise StoreError("connect", "the embedded store could not be reached a moment ago; not asked again yet")
+        # As long as there is no answer, the question counts as failed: whoever comes after a caller who gave up on it
+        # must not wait as long for the next.
+        self._failed_at = self._clock()
         try:
-            return self._open(await self._resolve())
-        except BaseException as error:
+            store = self._open(await self._resolve())
+        except Exception as error:  # whatever another process may send: callers can do without the store
             self._failed_at = self._clock()
-            if not isinstance(error, Exception):  # a caller who waited as long as it could; the next need not
-                raise
             raise StoreError("connect", f"the embedded store has no address: {error}") from error
+        self._failed_at = float("-inf")
+        return store

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import redis
 
+from deploy.label_cache.redis_clients import ConnectionOptions
+from deploy.label_cache.redis_store import RedisStore
 from deploy.label_cache.server import EmbeddedServer
-from deploy.label_cache.store import MemoryStore, RedisStore, Store, StoreError
+from deploy.label_cache.store import MemoryStore, Store, StoreError
 
 MIB = 2**20
 EVERY_BYTE = bytes(range(256)) + b"\r\n$-1\r\n*0\r\n"
@@ -45,7 +47,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     url = request.getfixturevalue(request.param).url
     with redis.Redis.from_url(url, protocol=2) as admin:
         admin.flushall()
-    store = RedisStore.from_url(url, read_timeout_s=10, max_value_bytes=16 * MIB)
+    store = RedisStore.from_url(url, ConnectionOptions(read_timeout_s=10), max_value_bytes=16 * MIB)
     yield store
     await store.close()
 
@@ -264,7 +266,7 @@ class TestMemoryStore:
 
 @asynccontextmanager
 async def opened(url: str, **options: float) -> AsyncIterator[RedisStore]:
-    store = RedisStore.from_url(url, retries=0, **options)  # type: ignore[arg-type]  # the options are timeouts
+    store = RedisStore.from_url(url, ConnectionOptions(retries=0, **options))  # type: ignore[arg-type]  # timeouts
     try:
         yield store
     finally:
@@ -331,7 +333,7 @@ class TestRedisFaults:
             (b"-READONLY You can't write against a read only replica.", "readonly"),
             (b"-OOM command not allowed when used memory > 'maxmemory'.", "oom"),
             (b"-NOAUTH Authentication required.", "auth"),
-            (b"-NOPERM No permissions to run a command", "auth"),
+            (b"-NOPERM No permissions to run a command", "permission"),
             (b"-ERR unknown command", "server"),
         ],
     )
@@ -354,7 +356,7 @@ class TestRedisFaults:
     async def test_passwords(self, debian: EmbeddedServer) -> None:
         """The right password given beside the URL works; a wrong or missing one is reason "auth"; none is shown."""
         secret, address = debian.url.removeprefix("redis://:").split("@")
-        store = RedisStore.from_url(f"redis://{address}", password=secret)
+        store = RedisStore.from_url(f"redis://{address}", ConnectionOptions(password=secret))
         await store.ping()
         await store.close()
         for url in (f"redis://{address}", f"redis://:wrong-{secret}@{address}"):
@@ -370,10 +372,10 @@ class TestRedisFaults:
             assert await reason_of(store.get_many(["a"])) == "auth"
 
     async def test_an_acl_user_with_few_rights(self, valkey: EmbeddedServer, admin: redis.Redis) -> None:
-        """A user with the few commands of a store, below the namespace, is enough; elsewhere it is reason "auth"."""
-        rights = ["+mget", "+get", "+set", "+pexpire", "+del", "+eval", "+ping"]
+        """A user with a store's few commands, below the namespace, is enough; elsewhere it is reason "permission"."""
+        rights = ["+getrange", "+get", "+set", "+pexpire", "+del", "+eval", "+ping"]
         admin.acl_setuser("cache", enabled=True, passwords=["+word"], keys=["tokenalign:*"], commands=rights)
-        store = RedisStore.from_url(valkey.url, username="cache", password="word")
+        store = RedisStore.from_url(valkey.url, ConnectionOptions(username="cache", password="word"))
         try:
             await store.ping()
             await store.set_many({"tokenalign:a": b"A"}, 60)
@@ -383,7 +385,7 @@ class TestRedisFaults:
             assert await store.delete_if_equal_many({"tokenalign:b": b"B"}) == [True]
             await store.set_forever("tokenalign:c", b"C")
             assert await store.delete("tokenalign:c")
-            assert await reason_of(store.get_many(["other:a"])) == "auth"
+            assert await reason_of(store.get_many(["other:a"])) == "permission"
         finally:
             await store.close()
             admin.acl_deluser("cache")
@@ -456,7 +458,7 @@ class TestUrls:
     def test_credentials_come_from_one_place(self, url: str) -> None:
         """A password in the URL and another beside it is a mistake that is named."""
         with pytest.raises(ValueError, match="leave out one"):
-            RedisStore.from_url(url, password="b")
+            RedisStore.from_url(url, ConnectionOptions(password="b"))
 
     def test_nothing_is_connected_at_construction(self) -> None:
         """A store for a server that is absent can be made, also for TLS."""
