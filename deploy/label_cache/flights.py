@@ -90,4 +90,7 @@ async def _run(batch: Batch[Value], fetch: Fetch[Value]) -> None:
     except BaseException:  # the application ends
         batch.fail(RuntimeError("the fetch was cancelled"))
         raise
-    batch.fail(RuntimeError("the fetch ended before this key had landed"))
+    if missing := batch.missing:
+        forgotten = RuntimeError(f"the fetch ended, and {len(missing)} keys have not landed")
+        batch.fail(forgotten)
+        raise forgotten
