@@ -435,7 +435,7 @@ class TestBadEntries:
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
-            (lambda data: b"", "short"),
+            (lambda data: data[:3], "short"),
             (lambda data: data[:-1], "length"),
             (lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:], "checksum"),
             (lambda data: data[:4] + b"\x09" + data[5:], "version"),
