@@ -34,7 +34,7 @@ class CacheKeys:
                 raise ValueError(f"{name} {value!r} must be 1 to 128 letters, digits, dots, underscores or hyphens")
         if self.tenant == "":
             raise ValueError("tenant is empty; name one, or give None for the entries that all share")
-        owner = "" if self.tenant is None else f"{_tenant_hash(self.namespace, self.tenant)}:"
+        owner = "" if self.tenant is None else f"{tenant_hash(self.namespace, self.tenant)}:"
         object.__setattr__(self, "_prefix", f"{self.namespace}:{SCHEMA}:{self.fingerprint}:{owner}")
 
     def of_tenant(self, tenant: str | None) -> "CacheKeys":
@@ -61,7 +61,7 @@ class CacheKeys:
         return f"{self._prefix}{kind}:{digest}"
 
 
-def _tenant_hash(namespace: str, tenant: str) -> str:
+def tenant_hash(namespace: str, tenant: str) -> str:
     """128 bits of SHA-256, the namespace's length first, so that no two pairs are hashed from the same bytes."""
     name = namespace.encode()
     return hashlib.sha256(len(name).to_bytes(8, "little") + name + tenant.encode()).hexdigest()[:32]

@@ -261,7 +261,7 @@ def test_normal_forms_are_hashed_as_sent() -> None:
     assert label_hash("caf\u00e9") != label_hash("cafe\u0301")
 
 
-DESCRIBED = [{"name": "b", "description": ["y", "x"]}, "a", {"name": "c", "description": "z"}]
+DESCRIBED: list[Any] = [{"name": "b", "description": ["y", "x"]}, "a", {"name": "c", "description": "z"}]
 
 
 def test_a_set_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
