@@ -16,13 +16,10 @@ from ray.serve.schema import DeploymentStatusOverview
 from deploy.encoder import Encoder
 from deploy.http.routes import build_http_app
 from deploy.ingress import Ingress
-from deploy.label_cache.following import FollowingStore
-from deploy.label_cache.redis_clients import ConnectionOptions
-from deploy.label_cache.redis_store import RedisStore
+from deploy.label_cache.opening import open_store
 from deploy.label_cache.server import EmbeddedServer
-from deploy.label_cache.store import Store
 from deploy.scorer import Scorer
-from deploy.settings import EMBEDDED, NO_STORE, LabelCacheSettings, Settings
+from deploy.settings import EMBEDDED, Settings
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, ReplicaLostError, ScoreBatch, ScoredBatch
 from tokenalign.errors import ConfigError, FingerprintMismatchError, TokenAlignError
 
@@ -69,7 +66,11 @@ class ScorerDeployment(Scorer):
         async def describe() -> EncoderIdentity:
             return await _call(encoder.describe.remote())
 
-        Scorer.__init__(self, settings, encode, describe, _open_store(settings.label_cache, cache_server))
+        async def cache_address() -> str:
+            assert cache_server is not None  # noqa: S101  `build_app` binds one where the store is embedded
+            return await _call(cache_server.address.remote())
+
+        Scorer.__init__(self, settings, encode, describe, open_store(settings.label_cache, cache_address))
         await _patiently(self.start)
 
 
@@ -154,31 +155,6 @@ def _refuse_several_nodes() -> None:
             f"label_cache.url: {EMBEDDED!r} serves one node, this cluster has {nodes}; "
             "set it to the redis:// URL of a server that all nodes reach"
         )
-
-
-def _open_store(options: LabelCacheSettings, cache_server: DeploymentHandle[Any] | None) -> Store | None:
-    """The store that the settings name; it connects at its first use."""
-    if options.url == NO_STORE:
-        return None
-
-    def open_url(url: str, password: str | None = None) -> Store:
-        return RedisStore.from_url(
-            url,
-            ConnectionOptions(
-                username=options.username if password else None,
-                password=password,
-                connect_timeout_s=options.connect_timeout_s,
-                read_timeout_s=options.read_timeout_s,
-            ),
-        )
-
-    if cache_server is None:
-        return open_url(options.url, options.password.read("label_cache.password") if options.password else None)
-
-    async def address() -> str:
-        return await _call(cache_server.address.remote())
-
-    return FollowingStore(address, open_url)
 
 
 async def _call(response: Awaitable[ResultT]) -> ResultT:

@@ -1,6 +1,7 @@
 """The settings of the whole application: one object, validated once, from the `args` of serve_config.yaml."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -13,6 +14,11 @@ from tokenalign.errors import ConfigError
 EMBEDDED = "embedded"
 NO_STORE = "none"
 MIB = 1024 * 1024
+STORE_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+
+_HOST = r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:,/?#\s]+)(:\d{1,5})?"
+_SENTINEL_URL = re.compile(rf"{_HOST}(,{_HOST})*/[^/?#]+(/\d*)?", re.ASCII)
+_CLUSTER_URL = re.compile(rf"{_HOST}(,{_HOST})*/?", re.ASCII)
 
 
 class _Section(BaseModel):
@@ -102,17 +108,28 @@ class LimitSettings(_Section):
 class LabelCacheSettings(_Section):
     """Where label representations are kept.
 
-    url: "embedded" (a Valkey server that the application runs itself, on one node), "none", or redis://, rediss://,
-      unix:// without a password in it
-    password: of the store; signing_key: with it, entries that were not written with it are refused
+    url: "embedded" (a Valkey server that the application runs itself, on one node), "none", or one of
+      redis://host:port/db, unix:///path, redis+sentinel://host:port,host:port/service/db and
+      redis+cluster://host:port,host:port, with rediss for TLS, and without a password
+    username, password: of the store; sentinel_username, sentinel_password: of the Sentinels that are asked for it
+    tls_ca_file: who may have signed the server's certificate, instead of whom the system trusts; tls_cert_file,
+      tls_key_file: our own certificate. All PEM, on every node
+    signing_key: with it, entries that were not written with it are refused
     ttl_s: of an entry, shortened by a random part of `ttl_jitter`; a list in use is refreshed
     memory_bytes: of the tier within each scorer
+    connect_timeout_s, read_timeout_s: of one attempt to connect, and of one answer
     store_budget_s: the store's share of one request; past it the labels are encoded instead
+    breaker_failures, breaker_open_s: after so many failures in a row the store is not asked for so long
     """
 
     url: str = EMBEDDED
     username: str | None = None
     password: Secret | None = None
+    sentinel_username: str | None = None
+    sentinel_password: Secret | None = None
+    tls_ca_file: Path | None = None
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
     signing_key: Secret | None = None
     namespace: str = Field(default="tokenalign", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     ttl_s: float = Field(default=86_400.0, ge=1, le=31_536_000)
@@ -122,20 +139,53 @@ class LabelCacheSettings(_Section):
     connect_timeout_s: float = Field(default=0.5, gt=0, le=60)
     read_timeout_s: float = Field(default=0.5, gt=0, le=60)
     store_budget_s: float = Field(default=1.0, gt=0, le=60)
+    breaker_failures: int = Field(default=5, ge=1, le=1_000)
+    breaker_open_s: float = Field(default=5.0, gt=0, le=3_600)
 
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
         if url in (EMBEDDED, NO_STORE):
             return url
+        scheme, _, rest = url.partition("://")
+        if scheme not in STORE_SCHEMES:
+            raise ValueError(f"must be {EMBEDDED}, {NO_STORE}, {'://…, '.join(STORE_SCHEMES)}://…")
+        if "+" in scheme:
+            if "@" in rest:
+                raise ValueError("holds a user or a password; give them as username and password")
+            form = _SENTINEL_URL if scheme.endswith("+sentinel") else _CLUSTER_URL
+            if form.fullmatch(rest) is None:
+                raise ValueError(
+                    "must be redis+sentinel://host:port,host:port/service/db or redis+cluster://host:port,host:port"
+                )
+            return url
         parts = urlsplit(url)
-        if parts.scheme not in ("redis", "rediss", "unix"):
-            raise ValueError(f"must be {EMBEDDED}, {NO_STORE}, redis://…, rediss://… or unix://…")
         if parts.password is not None or "password" in parse_qs(parts.query):
             raise ValueError(
                 "holds a password; settings are logged, so give it as password: {env: NAME} or {file: PATH}"
             )
         return url
+
+    @model_validator(mode="after")
+    def _check_fit(self) -> "LabelCacheSettings":
+        """A setting without an effect is a mistake: it shows that something else was meant."""
+        reasons = {
+            ("sentinel_username", "sentinel_password"): (
+                "+sentinel://" not in self.url,
+                "is for Sentinels; set url to redis+sentinel://…",
+            ),
+            ("tls_ca_file", "tls_cert_file", "tls_key_file"): (
+                not self.url.startswith("rediss"),
+                "is for TLS; set url to rediss://… or rediss+…",
+            ),
+        }
+        for names, (unused, reason) in reasons.items():
+            for name in names:
+                if unused and getattr(self, name) is not None:
+                    raise ValueError(f"{name} {reason}, or leave it out")
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file go together; give both or neither")
+        return self
 
 
 class ThreadSettings(_Section):
