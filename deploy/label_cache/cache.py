@@ -211,6 +211,25 @@ class LabelCache:
         hits = sum(description not in found.encoded for description in descriptions)
         return CachedLabels(_in_order(found.rows, distinct, descriptions), hits, found.source)
 
+    async def keep(self, descriptions: Sequence[str], tenant: str | None = None) -> CachedLabels:
+        """As `get`, but returns once the entries of the list and of its labels are in the store, or were refused there.
+
+        For a list that is known to be asked for again: its list entry doesn't wait until it is.
+        """
+        cached = await self.get(descriptions, tenant)
+        if self._access is None:
+            return cached
+        if self._background.tasks:  # the labels' entries may be on their way
+            await asyncio.wait(self._background.tasks)
+        keys, distinct = self._keys.of_tenant(tenant), sorted(set(descriptions))
+        asked = _Asked(keys, keys.list(distinct), distinct)
+        held = self._memory.get(asked.key)
+        if held is None:  # it is too large for memory, or has left it again
+            held = _Held(_in_order(cached.rows, list(descriptions), distinct), _Upkeep())
+        held.upkeep.due_at = self._half_life_from_now()
+        await self._refresh(self._access, asked, held)
+        return cached
+
     async def drain(self) -> None:
         """Returns once no look-up and no write is under way."""
         while pending := [*self._lists.values(), *self._background.tasks]:
@@ -369,6 +388,7 @@ class LabelCache:
         return self._clock() + self._ttl_s / 2
 
 
-def _in_order(rows: LabelRows, distinct: list[str], descriptions: Sequence[str]) -> LabelRows:
-    position = {description: i for i, description in enumerate(distinct)}
+def _in_order(rows: LabelRows, given: list[str], descriptions: Sequence[str]) -> LabelRows:
+    """The rows of `descriptions`, out of those of `given`."""
+    position = {description: i for i, description in enumerate(given)}
     return rows.take([position[description] for description in descriptions])

@@ -305,6 +305,52 @@ class TestListEntries:
         assert sources == ["encoder", "labels", "list"]
 
 
+class TestKeep:
+    @pytest.mark.parametrize("memory_bytes", [MIB, 0])
+    async def test_everything_is_in_the_store_at_once(self, spy: Spy, encoder: Encoder, memory_bytes: int) -> None:
+        """After the first call, list and labels are there for another replica, and nothing is under way any more."""
+        descriptions = [*LIST, LIST[0]]
+        got = await a_cache(spy, encoder, memory_bytes=memory_bytes).keep(descriptions)
+        assert_same(got, descriptions)
+        assert (len(spy.keys("list")), len(spy.keys("label"))) == (1, 3)
+        spy.calls.clear()
+        other = await a_cache(spy, Encoder()).get(LIST)
+        assert_same(other, LIST)
+        assert (other.source, spy.methods) == ("list", ["get_many"])
+
+    async def test_each_entry_is_written_once(self, spy: Spy, encoder: Encoder) -> None:
+        """Entries that are on their way are waited for, not written again, and not counted as lost."""
+        replica = a_cache(spy, encoder)
+        await replica.keep(LIST)
+        await replica.drain()
+        written = [key for method, keys in spy.calls if method == "set_many" for key in keys]
+        assert len(written) == len(set(written))
+        assert replica.stats.labels.evictions == replica.stats.lists.evictions == 0
+
+    async def test_what_the_store_lost_is_written_again(self, spy: Spy, encoder: Encoder) -> None:
+        """A list that is kept in memory alone gets its entries back, and costs no encoding."""
+        replica = a_cache(spy, encoder)
+        await replica.keep(LIST)
+        spy.inner = MemoryStore(64 * MIB)
+        got = await replica.keep(LIST)
+        assert (got.hits, encoder.encoded) == (3, 3)
+        assert (await a_cache(spy, Encoder()).get(LIST)).source == "list"
+
+    @pytest.mark.parametrize("method", ["get_many", "set_many", "touch_many"])
+    async def test_a_store_that_fails_is_no_error(self, spy: Spy, encoder: Encoder, method: str) -> None:
+        """The rows come all the same, and the failure is counted."""
+        spy.errors[method] = StoreError("oom", "full")
+        replica = a_cache(spy, encoder)
+        assert_same(await replica.keep(LIST), LIST)
+        assert replica.stats.store_errors["oom"] > 0
+
+    async def test_without_a_store(self, encoder: Encoder) -> None:
+        """Where there is no store, it is kept in memory alone."""
+        replica = a_cache(None, encoder)
+        await replica.keep(LIST)
+        assert (await replica.get(LIST)).source == "memory"
+
+
 class TestSingleFlight:
     async def test_concurrent_first_requests_encode_once(self, spy: Spy, encoder: Encoder) -> None:
         """A hundred requests for a new list, in any order, cost one encoding and one look-up."""
