@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from deploy.label_cache.cache import LabelCache
 from deploy.label_cache.codec import LabelRows
 from deploy.label_cache.store import Store
+from deploy.label_lint import near_duplicates
 from deploy.model import ServedModel
 from deploy.settings import Settings
 from deploy.wire import (
@@ -119,6 +120,23 @@ class Scorer:
         sides = await asyncio.gather(*(self._side(model, labels) for labels in batch.label_sets))
         answers = await self._worker.run(lambda: self._answer(model, rows, batch, sides))
         return ScoredBatch(model.fingerprint, answers)
+
+    async def warm(self, fingerprint: str, labels: LabelSet) -> LabelReport:
+        """What to tell of a label set, its near-duplicates included, once its rows are where every scorer finds them.
+
+        Raises `InputError` at a label without a token, and `FingerprintMismatchError` for a caller of another model.
+        """
+        model = await self._current()
+        if fingerprint != model.fingerprint:
+            model = await self._meet_encoder()
+        check_fingerprint("the label set", model.fingerprint, fingerprint)
+        known = await self._know(labels)
+        kept = await model.cache.keep(labels.descriptions)
+        told = {int(w["loc"][1]) for w in known.warnings if w["type"] == "indistinguishable"}
+        threshold = self._settings.label_sets.near_duplicate_similarity
+        # Beside the computing thread, which answers requests.
+        near = await asyncio.to_thread(near_duplicates, labels, kept.rows, threshold, told)
+        return LabelReport(kept.hits, (*known.warnings, *near))
 
     async def _current(self) -> _Model:
         return self._model or await self._meet_encoder()

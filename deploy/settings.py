@@ -188,6 +188,30 @@ class LabelCacheSettings(_Section):
         return self
 
 
+class WarmedList(_Section):
+    """A file of labels, one a line or JSON objects, on every node; and what the label set is called."""
+
+    file: Path
+    name: str | None = Field(default=None, min_length=1, max_length=200)
+
+
+class LabelSetSettings(_Section):
+    """Lists that are kept under an id.
+
+    warm: are known, and their labels encoded, before the application is ready
+    memory_ttl_s: an ingress uses a set for so long without asking the store, so another's delete is heeded after that
+    memory_bytes: of the sets in an ingress
+    max_bytes: of one set in the store, where it takes room until it is deleted
+    near_duplicate_similarity: from which on two labels are told to be hardly told apart
+    """
+
+    warm: tuple[WarmedList, ...] = ()
+    memory_ttl_s: float = Field(default=10.0, gt=0, le=3_600)
+    memory_bytes: int = Field(default=16 * MIB, ge=0)
+    max_bytes: int = Field(default=MIB, ge=1_024, le=64 * MIB)
+    near_duplicate_similarity: float = Field(default=0.9, gt=0, le=1)
+
+
 class ThreadSettings(_Section):
     """Computing threads of each replica; 0 is one per core of the machine."""
 
@@ -202,7 +226,17 @@ class Settings(_Section):
     batching: BatchingSettings = Field(default_factory=BatchingSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     label_cache: LabelCacheSettings = Field(default_factory=LabelCacheSettings)
+    label_sets: LabelSetSettings = Field(default_factory=LabelSetSettings)
     threads: ThreadSettings = Field(default_factory=ThreadSettings)
+
+    @model_validator(mode="after")
+    def _check_fit(self) -> "Settings":
+        if self.label_sets.warm and self.label_cache.url == NO_STORE:
+            raise ValueError(
+                "label_sets.warm: label sets are kept in the label store, and label_cache.url is none; "
+                f"set it to {EMBEDDED} or a URL, or leave warm out"
+            )
+        return self
 
     @classmethod
     def parse(cls, values: Any) -> "Settings":

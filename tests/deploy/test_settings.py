@@ -40,6 +40,13 @@ def test_the_shipped_file_is_valid() -> None:
         ({"label_cache": {"password": "plain"}}, "label_cache.password"),
         ({"label_cache": {"password": {}}}, "label_cache.password: give either env or file"),
         ({"label_cache": {"password": {"env": "A", "file": "b"}}}, "label_cache.password: give either env or file"),
+        ({"label_sets": {"warm": [{"file": "a", "nme": "b"}]}}, "label_sets.warm.0.nme: unknown key"),
+        ({"label_sets": {"warm": [{"name": "b"}]}}, "label_sets.warm.0.file"),
+        (
+            {"label_sets": {"warm": [{"file": "a"}]}, "label_cache": {"url": "none"}},
+            "label_sets.warm: .* label_cache.url is none; set it to embedded",
+        ),
+        ({"label_sets": {"near_duplicate_similarity": 0}}, "label_sets.near_duplicate_similarity: .*greater than 0"),
         ({"threads": {"encoder": -1}}, "threads.encoder"),
         (None, r"\(whole\)"),
         ([], r"\(whole\)"),
