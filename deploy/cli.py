@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -52,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(path: Path) -> int:
     config = _load(path)
     host, port = str(config.http_options.host), config.http_options.port
-    if _get(f"http://{host}:{port}/health/live") is not None:
+    if _is_taken(host, port):
         raise ConfigError(
-            f"http_options.port: something already answers on {host}:{port}; stop it or choose another port"
+            f"http_options.port: another program listens on {host}:{port}; stop it or choose another port"
         )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -89,16 +90,36 @@ def _load(path: Path) -> "ServeDeploySchema":
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}; give the path of a serve_config.yaml") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8: {error.reason} at byte {error.start}; save it as UTF-8") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     try:
         config = ServeDeploySchema.model_validate(values)
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe_validation(error)}") from error
+    if unknown := list(_unknown_keys(values, config)):
+        raise ConfigError(f"{path}: unknown keys {', '.join(unknown)}; remove them or check their spelling")
     for app in config.applications:
         if app.import_path == APP_BUILDER:
             Settings.parse(app.args)
     return config
+
+
+def _unknown_keys(given: Any, parsed: Any, path: str = "") -> Iterator[str]:
+    """The keys that Serve's schema doesn't know: it passes over them without a word, a mistyped num_replicas too."""
+    from ray.serve.config import AutoscalingConfig
+
+    schema: Any = AutoscalingConfig if path.endswith(".autoscaling_config.") else type(parsed)  # that one stays a dict
+    if isinstance(given, dict) and hasattr(schema, "model_fields"):
+        for key, value in given.items():
+            if key in schema.model_fields:
+                yield from _unknown_keys(value, getattr(parsed, key, None), f"{path}{key}.")
+            else:
+                yield f"{path}{key}"
+    elif isinstance(given, list) and isinstance(parsed, list):
+        for i, (one, other) in enumerate(zip(given, parsed, strict=True)):
+            yield from _unknown_keys(one, other, f"{path}{i}.")
 
 
 def _start(path: Path) -> None:
@@ -169,6 +190,15 @@ def _silenced() -> Iterator[None]:
     """Keeps what Ray prints on the way out of the terminal; its logs in /tmp/ray have it too."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
+
+
+def _is_taken(host: str, port: int) -> bool:
+    """Whether some program takes connections there, HTTP or not."""
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 def _get(url: str) -> int | None:
