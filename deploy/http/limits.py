@@ -53,7 +53,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise InputError("the body is nested too deep to be read; send a flat JSON object") from error
     if not isinstance(value, dict):
-        raise InputError(f"the body must be a JSON object, not {json_type(value)}")
+        raise InputError(f"the body must be a JSON object, not {json_type(value)}; send one with text and labels")
     return value
 
 

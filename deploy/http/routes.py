@@ -37,7 +37,8 @@ class Service(Protocol):
 
 def build_http_app(service: Service, limits: LimitSettings) -> FastAPI:
     """The ASGI application."""
-    app = FastAPIOffline(title="tokenalign", version="1", description=_DESCRIPTION)
+    # No ReDoc: its page shows a picture from its maker's host.
+    app = FastAPIOffline(redoc_url=None, title="tokenalign", version="1", description=_DESCRIPTION)
     app.add_exception_handler(Exception, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
 
@@ -92,7 +93,8 @@ async def _model(service: Service) -> dict[str, Any]:
 async def _answer(work: Any) -> Response:
     """The JSON of what `work` gives, or of its error. Errors are answered here, since a middleware would log them."""
     try:
-        return Response(json.dumps(await work, ensure_ascii=False), media_type="application/json")
+        # NaN is no JSON: better an error than an answer that strict readers can't read.
+        return Response(json.dumps(await work, ensure_ascii=False, allow_nan=False), media_type="application/json")
     except ClientDisconnect:
         return Response(status_code=499)  # nobody reads it
     except Exception as error:  # noqa: BLE001  the table has a row for anything

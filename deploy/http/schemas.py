@@ -113,7 +113,7 @@ def _check_texts(body: dict[str, Any], limits: LimitSettings) -> tuple[str, ...]
     given = [key for key in ("text", "texts") if key in body]
     if len(given) != 1:
         both = (
-            "both text and texts are given, send one of them" if given else "neither text nor texts is given, send one"
+            "both text and texts are given; send one of them" if given else "neither text nor texts is given; send one"
         )
         raise InputError(both, ("text",))
     if given == ["text"]:
@@ -136,7 +136,7 @@ def _check_texts(body: dict[str, Any], limits: LimitSettings) -> tuple[str, ...]
 
 def _check_flag(value: object, key: str) -> bool:
     if not isinstance(value, bool):
-        raise InputError(f"must be true or false, it is {reprlib.repr(value)}", (key,))
+        raise InputError(f"must be true or false; it is {reprlib.repr(value)}", (key,))
     return value
 
 
@@ -145,7 +145,7 @@ def _check_explain(value: object) -> Explain:
         return value
     if value == "all":
         return "all"
-    raise InputError(f'must be true, false or "all", it is {reprlib.repr(value)}', ("explain",))
+    raise InputError(f'must be true, false or "all"; it is {reprlib.repr(value)}', ("explain",))
 
 
 def result_json(query: ClassifyQuery, text: str, tokenized: TokenizedTexts, answer: Answer) -> dict[str, Any]:
