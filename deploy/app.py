@@ -20,6 +20,7 @@ from deploy.label_cache.opening import open_store
 from deploy.label_cache.server import EmbeddedServer
 from deploy.scorer import Scorer
 from deploy.settings import EMBEDDED, Settings
+from deploy.telemetry import Exporter, RaySink
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, ReplicaLostError, ScoreBatch, ScoredBatch
 from tokenalign.errors import ConfigError, FingerprintMismatchError, TokenAlignError
 
@@ -70,7 +71,11 @@ class ScorerDeployment(Scorer):
             assert cache_server is not None  # noqa: S101  `build_app` binds one where the store is embedded
             return await _call(cache_server.address.remote())
 
-        Scorer.__init__(self, settings, encode, describe, open_store(settings.label_cache, cache_address))
+        replica = serve.get_replica_context()
+        sink = RaySink({"deployment": replica.deployment, "replica": replica.replica_tag})
+        store = open_store(settings.label_cache, cache_address)
+        Scorer.__init__(self, settings, encode, describe, store, sink=sink)
+        self._telling = asyncio.create_task(Exporter(sink, self.readings).follow())
         await _patiently(self.start)
 
 

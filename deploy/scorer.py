@@ -1,8 +1,9 @@
 """The scorer deployment: encoded rows and label sets in, scores out. A plain class; `app.py` puts it on Ray Serve."""
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,13 @@ from numpy.typing import NDArray
 
 from deploy.label_cache.cache import LabelCache
 from deploy.label_cache.codec import LabelRows
+from deploy.label_cache.metrics import LOOKUP_SECONDS, cache_readings, store_readings
+from deploy.label_cache.stats import CacheStats
 from deploy.label_cache.store import Store
 from deploy.label_lint import near_duplicates
 from deploy.model import ServedModel
 from deploy.settings import Settings
+from deploy.telemetry import NoSink, Reading, Sink
 from deploy.wire import (
     Answer,
     EncodeBatch,
@@ -71,6 +75,7 @@ class Scorer:
     """Looks up label rows, and scores documents with them on a computing thread of its own.
 
     encode, describe: reach the encoder; store: where label rows are shared with other replicas, or None
+    sink: is told how long each look-up took; what is counted is in `stats` and `readings`
     """
 
     def __init__(
@@ -80,11 +85,14 @@ class Scorer:
         describe: Describe,
         store: Store | None,
         model: ServedModel | None = None,
+        sink: Sink | None = None,
     ) -> None:
         self._settings = settings
         self._encode = encode
         self._describe = describe
         self._store = store
+        self._sink = sink or NoSink()
+        self._stats = CacheStats()
         self._served = model or ServedModel.load(settings.model)
         torch.set_num_threads(settings.threads.scorer or available_cores())
         self._aligner = Aligner(self._served.head, self._served.config.temperature)
@@ -106,6 +114,15 @@ class Scorer:
     async def describe(self) -> str:
         """The fingerprint of the model that this replica scores with."""
         return (await self._current()).fingerprint
+
+    def stats(self) -> CacheStats:
+        """What the label cache did since this replica started, whatever models it has served."""
+        return self._stats
+
+    def readings(self) -> Iterator[Reading]:
+        """The metrics of the label cache and of its store."""
+        yield from cache_readings(self._stats)
+        yield from store_readings(self._store)
 
     async def score(self, rows: EncodedRows, batch: ScoreBatch) -> ScoredBatch:
         """An answer, or its own error, for each question of the batch, in order.
@@ -169,6 +186,9 @@ class Scorer:
             ttl_s=options.ttl_s,
             ttl_jitter=options.ttl_jitter,
             store_budget_s=options.store_budget_s,
+            lock_ttl_s=options.lock_ttl_s,
+            lock_wait_s=options.lock_wait_s,
+            stats=self._stats,
         )
 
     async def _side(self, model: _Model, labels: LabelSet) -> _Side | TokenAlignError:
@@ -178,7 +198,9 @@ class Scorer:
         """
         try:
             known = await self._know(labels)
+            started = time.perf_counter()
             cached = await model.cache.get(labels.descriptions)
+            self._sink.observe(LOOKUP_SECONDS, time.perf_counter() - started, {"source": cached.source})
         except (FingerprintMismatchError, ReplicaLostError):
             raise
         except TokenAlignError as error:

@@ -119,6 +119,8 @@ class LabelCacheSettings(_Section):
     memory_bytes: of the tier within each scorer
     connect_timeout_s, read_timeout_s: of one attempt to connect, and of one answer
     store_budget_s: the store's share of one request; past it the labels are encoded instead
+    lock_ttl_s, lock_wait_s: how long a label stays the task of a replica that was killed while encoding it, and how
+      long one request waits for labels that other replicas encode; a wait of 0 has each replica encode for itself
     breaker_failures, breaker_open_s: after so many failures in a row the store is not asked for so long
     """
 
@@ -139,6 +141,8 @@ class LabelCacheSettings(_Section):
     connect_timeout_s: float = Field(default=0.5, gt=0, le=60)
     read_timeout_s: float = Field(default=0.5, gt=0, le=60)
     store_budget_s: float = Field(default=1.0, gt=0, le=60)
+    lock_ttl_s: float = Field(default=3.0, ge=0.1, le=600)
+    lock_wait_s: float = Field(default=10.0, ge=0, le=600)
     breaker_failures: int = Field(default=5, ge=1, le=1_000)
     breaker_open_s: float = Field(default=5.0, gt=0, le=3_600)
 

@@ -85,7 +85,6 @@ class StoreAccess:
             self._count(error, "write")
 
     async def _ask(self, kind: _Kind, answer: Awaitable[Answer], deadline: float) -> Answer:
-        self._stats.store_round_trips += 1
         try:
             async with asyncio.timeout_at(deadline):
                 answered = await answer
@@ -96,6 +95,7 @@ class StoreAccess:
         except StoreError as error:
             self._count(error, kind)
             raise
+        self._stats.store_round_trips += 1
         self._failing.pop(kind, None)
         return answered
 
@@ -105,6 +105,7 @@ class StoreAccess:
         Reads and writes have their rows apart, since a full store fails all writes between reads that succeed.
         """
         self._stats.store_errors[error.reason] += 1
+        self._stats.store_round_trips += error.reason != "open"  # then it was not even asked
         if error.reason not in self._failing.values():
             logger.warning("the label store fails (%s), going on without it: %s", error.reason, error)
         self._failing[kind] = error.reason
