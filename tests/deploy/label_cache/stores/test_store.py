@@ -2,10 +2,11 @@
 
 import asyncio
 import os
-import shutil
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -26,30 +27,56 @@ def valkey() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="module")
-def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+def debian(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
     """Debian's redis-server on loopback with a password: its directory is too long for a socket."""
-    binary = shutil.which("redis-server")
-    if binary is None:
-        message = "Debian's redis-server is not installed: apt-get install redis-server"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
     deep = tmp_path_factory.mktemp("d" * 110)
-    with EmbeddedServer(max_memory_bytes=128 * MIB, binary=Path(binary), directory=deep) as server:
+    with EmbeddedServer(max_memory_bytes=128 * MIB, binary=Path(redis_binary), directory=deep) as server:
         yield server
 
 
-@pytest.fixture(params=["memory", "valkey", pytest.param("debian", marks=pytest.mark.redis)])
+REAL = [pytest.param(name, marks=pytest.mark.redis) for name in ("debian", "sentinel", "cluster", "tls")]
+
+
+@pytest.fixture(params=["memory", "valkey", *REAL])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    """An empty store of each kind: in memory, embedded, Debian's with a password, by Sentinel, cluster, TLS and ACL."""
     if request.param == "memory":
         yield MemoryStore(128 * MIB)
         return
-    url = request.getfixturevalue(request.param).url
-    with redis.Redis.from_url(url, protocol=2) as admin:
-        admin.flushall()
-    store = RedisStore.from_url(url, ConnectionOptions(read_timeout_s=10), max_value_bytes=16 * MIB)
+    url, options = empty_server(request.param, request.getfixturevalue)
+    store = RedisStore.from_url(url, replace(options, read_timeout_s=10), max_value_bytes=16 * MIB)
     yield store
     await store.close()
+
+
+def empty_server(name: str, fixture: Callable[[str], Any]) -> tuple[str, ConnectionOptions]:
+    """The URL and options of a server of a kind, with nothing in it."""
+    user = ConnectionOptions(username="cache", password="word")
+    if name in ("valkey", "debian"):
+        url = fixture(name).url
+        with redis.Redis.from_url(url, protocol=2) as admin:
+            admin.flushall()
+        return url, ConnectionOptions()
+    if name == "sentinel":
+        master, _, sentinel = fixture("sentinel_group")
+        flush(master)
+        return f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/main", ConnectionOptions()
+    if name == "cluster":
+        flush(*fixture("cluster").masters)
+        return fixture("cluster").url, user
+    flush(fixture("tls_server"))
+    return fixture("tls_server").url, with_certificates(user, fixture("certificates"))
+
+
+def flush(*servers: Any) -> None:
+    for server in servers:
+        with server.admin() as admin:
+            admin.flushall()
+
+
+def with_certificates(options: ConnectionOptions, certificates: Any) -> ConnectionOptions:
+    client = certificates.client
+    return replace(options, tls_ca_file=certificates.ca, tls_cert_file=client, tls_key_file=certificates.key_of(client))
 
 
 @pytest.fixture
