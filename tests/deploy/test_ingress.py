@@ -455,6 +455,24 @@ class TestRollouts:
         scores = {score["label"]: score["score"] for score in answer["results"][0]["scores"]}
         assert scores == pytest.approx(rollout.scores(TEXTS[0], LABELS), abs=1e-3)
 
+    async def test_one_answer_is_of_one_model(self, run_stack: RunStack, bert: Any, rollout: Rollout) -> None:
+        """A request whose texts fell before and after the change is a 503, never an answer with scores of both."""
+        async with run_stack(bert, batching={"max_batch_texts": 1}) as stack:
+            stack.slots = 1
+            send = stack.scorer.score
+
+            async def score_then_change(rows: Any, batch: Any) -> Any:
+                scored = await send(rows, batch)
+                stack.scorer.score = send
+                stack.replace_encoder(rollout.model)
+                return scored
+
+            stack.scorer.score = score_then_change
+            response = await stack.post(texts=["card", "cash"], labels=LABELS)
+            assert (response.status_code, response.json()["error_type"]) == (503, "not_ready")
+            again = await stack.ask(texts=["card", "cash"], labels=LABELS)
+            assert again["model"]["fingerprint"] == rollout.model.fingerprint(rollout.model.backbone.identity)
+
     async def test_a_second_mismatch_is_a_503(self, stack: Stack) -> None:
         """After one more try the caller is told that the model changes, and to come again."""
         stack.failures = [FingerprintMismatchError("the rows", "a", "b")] * 2
