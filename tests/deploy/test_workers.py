@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,11 +69,12 @@ async def test_the_loop_stays_free(worker: PriorityWorker, until: Until) -> None
 
 async def test_the_lowest_number_goes_first(worker: PriorityWorker, until: Until) -> None:
     """Waiting calls run by priority, and in their order of arrival within one."""
-    gate, order = Gate(), []
-    calls = [asyncio.create_task(worker.run(gate))]
+    gate = Gate()
+    order: list[str] = []
+    calls: list[asyncio.Task[Any]] = [asyncio.create_task(worker.run(gate))]
     await until(gate.entered.is_set)
     for name, priority in [("b1", 1), ("a1", 0), ("b2", 1), ("a2", 0), ("c", 2)]:
-        calls.append(asyncio.create_task(worker.run(lambda name=name: order.append(name), priority)))  # type: ignore[misc]
+        calls.append(asyncio.create_task(worker.run(partial(order.append, name), priority)))
     await until(lambda: worker.waiting == 5)
     gate.opened.set()
     await asyncio.gather(*calls)
