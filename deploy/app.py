@@ -21,8 +21,17 @@ from deploy.label_cache.server import EmbeddedServer
 from deploy.scorer import Scorer
 from deploy.settings import EMBEDDED, Settings
 from deploy.telemetry import Exporter, RaySink
-from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, ReplicaLostError, ScoreBatch, ScoredBatch
+from deploy.wire import (
+    EncodeBatch,
+    EncodedRows,
+    EncoderIdentity,
+    LabelReport,
+    ReplicaLostError,
+    ScoreBatch,
+    ScoredBatch,
+)
 from tokenalign.errors import ConfigError, FingerprintMismatchError, TokenAlignError
+from tokenalign.labels import LabelSet
 
 ResultT = TypeVar("ResultT")
 
@@ -67,13 +76,9 @@ class ScorerDeployment(Scorer):
         async def describe() -> EncoderIdentity:
             return await _call(encoder.describe.remote())
 
-        async def cache_address() -> str:
-            assert cache_server is not None  # noqa: S101  `build_app` binds one where the store is embedded
-            return await _call(cache_server.address.remote())
-
         replica = serve.get_replica_context()
         sink = RaySink({"deployment": replica.deployment, "replica": replica.replica_tag})
-        store = open_store(settings.label_cache, cache_address)
+        store = open_store(settings.label_cache, _address_of(cache_server))
         Scorer.__init__(self, settings, encode, describe, store, sink=sink)
         self._telling = asyncio.create_task(Exporter(sink, self.readings).follow())
         await _patiently(self.start)
@@ -83,7 +88,11 @@ class IngressDeployment(Ingress):
     """The ingress on Serve: passes the encoder's un-awaited response on to the scorer."""
 
     async def __init__(  # type: ignore[misc]  # as above
-        self, settings: Settings, encoder: DeploymentHandle[Any], scorer: DeploymentHandle[Any]
+        self,
+        settings: Settings,
+        encoder: DeploymentHandle[Any],
+        scorer: DeploymentHandle[Any],
+        cache_server: DeploymentHandle[Any] | None,
     ) -> None:
         async def send(batch: EncodeBatch, questions: ScoreBatch) -> ScoredBatch:
             return await _call(scorer.score.remote(encoder.encode.remote(batch), questions))
@@ -91,9 +100,13 @@ class IngressDeployment(Ingress):
         async def describe() -> EncoderIdentity:
             return await _call(encoder.describe.remote())
 
+        async def warm(fingerprint: str, labels: LabelSet) -> LabelReport:
+            return await _call(scorer.warm.remote(fingerprint, labels))
+
+        store = open_store(settings.label_cache, _address_of(cache_server))
         self._limits = settings.limits
         self._replicas = _ReplicaCount(settings.batching.batches_per_encoder)
-        Ingress.__init__(self, settings, send, describe, self._replicas.slots)
+        Ingress.__init__(self, settings, send, describe, warm, self._replicas.slots, store)
         self._counting = asyncio.create_task(self._replicas.follow())
         await _patiently(self.start)
 
@@ -113,7 +126,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     # More requests than the queue holds must reach the ingress, or Serve would queue them and our 429 never came.
     waiting = 2 * settings.batching.max_queue_texts + 1_024
     ingress = _deployment(serve.ingress()(IngressDeployment), max_ongoing_requests=waiting)
-    return ingress.bind(settings, encoder, scorer)
+    return ingress.bind(settings, encoder, scorer, cache_server)
 
 
 def _deployment(cls: type, *, max_ongoing_requests: int = MAX_ONGOING_BATCHES) -> serve.Deployment:
@@ -160,6 +173,17 @@ def _refuse_several_nodes() -> None:
             f"label_cache.url: {EMBEDDED!r} serves one node, this cluster has {nodes}; "
             "set it to the redis:// URL of a server that all nodes reach"
         )
+
+
+def _address_of(cache_server: DeploymentHandle[Any] | None) -> Callable[[], Awaitable[str]] | None:
+    """Asks the embedded server where it is; None where there is none."""
+    if cache_server is None:
+        return None
+
+    async def ask() -> str:
+        return await _call(cache_server.address.remote())
+
+    return ask
 
 
 async def _call(response: Awaitable[ResultT]) -> ResultT:

@@ -1,20 +1,26 @@
 """The ingress deployment: tokenises and batches texts, and writes answers. A plain class; `app.py` puts it on Serve."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from deploy.batching import BatchInfo, MicroBatcher
+from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
 from deploy.http.errors import NotReadyError
-from deploy.http.schemas import ClassifyQuery, response_json
+from deploy.http.schemas import ClassifyQuery, label_set_json, response_json
+from deploy.label_cache.store import Store
+from deploy.label_files import LabelFile
+from deploy.label_sets import Definition, LabelSets, LabelSetsUnavailableError
 from deploy.model import ServedModel
 from deploy.settings import Settings
 from deploy.wire import (
     Answer,
     EncodeBatch,
     EncoderIdentity,
+    LabelReport,
     Priority,
     Question,
     ReplicaLostError,
@@ -22,7 +28,7 @@ from deploy.wire import (
     ScoredBatch,
     check_fingerprint,
 )
-from tokenalign.errors import FingerprintMismatchError, InputError, TokenAlignError
+from tokenalign.errors import ConfigError, FingerprintMismatchError, InputError, TokenAlignError
 from tokenalign.labels import LabelSet
 from tokenalign.results import Explain
 from tokenalign.text import TokenizedTexts
@@ -30,6 +36,9 @@ from tokenalign.tokens import TokenBatch
 
 Send = Callable[[EncodeBatch, ScoreBatch], Awaitable[ScoredBatch]]
 Describe = Callable[[], Awaitable[EncoderIdentity]]
+Warm = Callable[[str, LabelSet], Awaitable[LabelReport]]
+
+logger = logging.getLogger(__name__)
 
 OFF_LOOP_CHARS = 20_000  # texts of more characters together are tokenised on a thread; below, the hop costs more
 PROBE_AGE_S = 1.0  # readiness is asked of the encoder at most so often
@@ -53,7 +62,9 @@ class Ingress:
     """Answers requests by way of an encoder and a scorer.
 
     send: passes a batch to an encoder and its rows on to a scorer; describe: asks an encoder what it serves
+    warm: has a scorer bring the rows of a label set to where all find them, for a model's fingerprint
     slots: how many batches this ingress may have in flight now
+    store: where label sets are kept, or None
     """
 
     def __init__(
@@ -61,12 +72,24 @@ class Ingress:
         settings: Settings,
         send: Send,
         describe: Describe,
+        warm: Warm,
         slots: Callable[[], int],
+        store: Store | None,
         model: ServedModel | None = None,
     ) -> None:
         self._settings = settings
         self._send = send
         self._describe = describe
+        self._warm = warm
+        self._listed = [_read_list(listed.file, listed.name, settings) for listed in settings.label_sets.warm]
+        self._label_sets = LabelSets(
+            store,
+            namespace=settings.label_cache.namespace,
+            memory_bytes=settings.label_sets.memory_bytes,
+            memory_ttl_s=settings.label_sets.memory_ttl_s,
+            max_bytes=settings.label_sets.max_bytes,
+            store_budget_s=settings.label_cache.store_budget_s,
+        )
         self._model = model or ServedModel.load(settings.model)
         self._identity: EncoderIdentity | None = None
         self._started = False
@@ -84,14 +107,20 @@ class Ingress:
         )
 
     async def start(self) -> None:
-        """Returns once a first request went all the way: what is set up at the first use is set up."""
+        """Returns once a first request went all the way, and the label sets of the settings are known and encoded.
+
+        Raises `ConfigError` naming file and line of a label that can't be scored.
+        """
         await self._meet_encoder()
         await self.classify(ClassifyQuery((WARM_UP_TEXT,), True, LabelSet.of(WARM_UP_LABELS), True, False, None))
+        for file, definition in self._listed:
+            await self._register(file, definition)
         self._started = True
 
     async def close(self) -> None:
-        """Ends batching; requests that wait get an error."""
+        """Ends batching; requests that wait get an error. Closes the store of label sets."""
         await self._batcher.close()
+        await self._label_sets.close()
 
     async def ready(self) -> None:
         """Returns when requests can be answered; else raises `NotReadyError`. The label store has no say in it."""
@@ -143,6 +172,62 @@ class Ingress:
         model = {"name": self._model.config.name, "fingerprint": answers[0].fingerprint}
         return response_json(query, tokenized, answers, model)
 
+    async def label_set(self, set_id: str, *, tenant: str | None = None) -> Definition:
+        """The label set with that id, of that tenant; raises what `LabelSets.get` raises."""
+        return await self._label_sets.get(set_id, tenant=tenant)
+
+    async def add_label_set(
+        self, labels: LabelSet, name: str | None, *, tenant: str | None = None
+    ) -> tuple[dict[str, Any], bool]:
+        """The JSON answer once the set is known to every replica and its labels are encoded, and whether it is new.
+
+        Raises `InputError`, `LabelSetsUnavailableError`, `DeadlineExceeded`, and what a request without an id may.
+        """
+        self._known_identity()
+        definition = Definition.of(labels, name)
+        known = await self._label_sets.known(definition, tenant=tenant)
+        limit_s = self._settings.batching.request_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                report = await self._report(labels)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{len(labels.descriptions):,} descriptions were not encoded within {limit_s:g} s "
+                "(batching.request_timeout_s); send the set again, what was encoded by then is kept"
+            ) from error
+        if known is None:
+            await self._label_sets.keep(definition, tenant=tenant)
+        return label_set_json(known or definition, report), known is None
+
+    async def delete_label_set(self, set_id: str, *, tenant: str | None = None) -> None:
+        """Returns once the store has no such set; raises what `LabelSets.delete` raises."""
+        await self._label_sets.delete(set_id, tenant=tenant)
+
+    async def _report(self, labels: LabelSet) -> LabelReport:
+        """What to tell of a set whose labels are encoded by now. A lost or changing replica is tried once more."""
+        try:
+            return await self._warm(self._known_identity().fingerprint, labels)
+        except FingerprintMismatchError:
+            await self._meet_encoder()
+        except ReplicaLostError:
+            pass
+        return await self._warm(self._known_identity().fingerprint, labels)
+
+    async def _register(self, file: LabelFile, definition: Definition) -> None:
+        """Has a set of the settings encoded, and known to this replica for good, also while the store is down."""
+        try:
+            report = await self._report(definition.labels)
+            if await self._label_sets.known(definition) is None:
+                await self._label_sets.keep(definition)
+        except InputError as error:
+            raise ConfigError(f"label_sets.warm: {file.place(error.loc)}: {error.message}") from error
+        except LabelSetsUnavailableError as error:
+            logger.warning("label_sets.warm: %s is known to its own replicas alone: %s", file.path, error)
+        else:
+            for warning in report.warnings:
+                logger.warning("label_sets.warm: %s: %s", file.place(tuple(warning["loc"])), warning["message"])
+        self._label_sets.pin(definition)
+
     async def _tokenize(self, query: ClassifyQuery) -> list[TokenizedTexts]:
         def work() -> list[TokenizedTexts]:
             try:
@@ -191,3 +276,18 @@ class Ingress:
         identity = await self._describe()
         check_fingerprint("the encoder", self._model.fingerprint(identity.backbone), identity.fingerprint)
         self._identity = identity
+
+
+def _read_list(path: Path, name: str | None, settings: Settings) -> tuple[LabelFile, Definition]:
+    """A file of the settings as a label set; `ConfigError` names file and line."""
+    file = LabelFile.read(path)
+    try:
+        labels = LabelSet.of(
+            file.labels,
+            min_labels=1,
+            max_labels=settings.limits.max_labels,
+            max_chars=settings.limits.max_text_chars,
+        )
+    except InputError as error:
+        raise ConfigError(f"label_sets.warm: {file.place(error.loc)}: {error.message}") from error
+    return file, Definition.of(labels, name)

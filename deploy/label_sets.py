@@ -47,7 +47,7 @@ class UnknownLabelSetError(TokenAlignError):
 
     def __str__(self) -> str:
         return (
-            f"no label set has the id {self.set_id!r}; it was deleted, or the store lost it: "
+            f"no label set has the id {self.set_id[:40]!r}; it was deleted, or the store lost it: "
             "send its labels to POST /v1/label-sets again, which gives the same id"
         )
 

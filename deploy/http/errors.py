@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.batching import BatcherClosed, DeadlineExceeded, OversizedRequestError, QueueFull
+from deploy.label_sets import LabelSetsUnavailableError, PinnedLabelSetError, UnknownLabelSetError
 from deploy.wire import ReplicaLostError
 from tokenalign.errors import (
     FingerprintMismatchError,
@@ -64,6 +65,13 @@ def to_http(error: BaseException) -> HttpError:
             return HttpError(503, "not_ready", _ROLLOUT, headers={"Retry-After": "1"})
         case ReplicaLostError():
             return HttpError(503, "not_ready", _LOST, headers={"Retry-After": "1"})
+        case UnknownLabelSetError():
+            return HttpError(404, "unknown_label_set", str(error), error.loc)
+        case LabelSetsUnavailableError():
+            retry = {"Retry-After": "1"} if error.passing else {}
+            return HttpError(503, "label_sets_unavailable", str(error), headers=retry)
+        case PinnedLabelSetError():
+            return HttpError(409, "label_set_in_settings", str(error))
         case NotReadyError() | BatcherClosed():
             return HttpError(503, "not_ready", str(error), headers={"Retry-After": "1"})
         case NumericalError():

@@ -2,18 +2,33 @@
 
 import json
 import logging
+from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from deploy.http.errors import HttpError, NotReadyError, to_http
 from deploy.http.limits import parse_json_object, read_body
-from deploy.http.schemas import ClassifyQuery, ClassifyRequest, ClassifyResponse, ErrorResponse, parse_classify
+from deploy.http.schemas import (
+    ClassifyQuery,
+    ClassifyRequest,
+    ClassifyResponse,
+    ErrorResponse,
+    LabelSetDefinitionSchema,
+    LabelSetRequest,
+    LabelSetSchema,
+    label_set_id,
+    parse_classify,
+    parse_label_set,
+)
+from deploy.label_sets import Definition, UnknownLabelSetError
 from deploy.settings import LimitSettings
+from tokenalign.labels import LabelSet
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +36,24 @@ _DESCRIPTION = """Classify text against label descriptions that come with the re
 
 Each label token looks for its best match among the text's tokens; `explain` shows which words matched."""
 
+# Documented, but not checked by FastAPI, whose errors have another shape.
+_SET_ID = {"parameters": [{"name": "set_id", "in": "path", "required": True, "schema": {"type": "string"}}]}
+
 
 class Service(Protocol):
     """What the routes need of the ingress."""
 
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         """The JSON answer to a good request."""
+
+    async def add_label_set(self, labels: LabelSet, name: str | None) -> tuple[dict[str, Any], bool]:
+        """The JSON answer to who posts a label set, whose labels are encoded by then, and whether the set is new."""
+
+    async def label_set(self, set_id: str) -> Definition:
+        """The label set with that id; else `UnknownLabelSetError` or `LabelSetsUnavailableError`."""
+
+    async def delete_label_set(self, set_id: str) -> None:
+        """Returns once the store has no label set with that id."""
 
     async def ready(self) -> None:
         """Returns when requests can be answered; else raises `NotReadyError`."""
@@ -62,23 +89,81 @@ def build_http_app(service: Service, limits: LimitSettings) -> FastAPI:
         "/v1/classify",
         summary="Score texts against labels",
         response_model=ClassifyResponse,
-        responses=_answers(413, 422, 429, 500, 503, 504),
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": ClassifyRequest.model_json_schema()}},
-            }
-        },
+        responses=_answers(404, 413, 422, 429, 500, 503, 504),
+        openapi_extra=_body(ClassifyRequest),
     )
     async def classify(request: Request) -> Response:
         return await _answer(_classify(service, request, limits))
+
+    @app.post(
+        "/v1/label-sets",
+        summary="Keep labels under an id, encode them, and say what is wrong with them",
+        description="Answers once the labels are encoded. The id is a hash of the labels, the same in any order.",
+        status_code=201,
+        response_model=LabelSetSchema,
+        responses={
+            200: {"model": LabelSetSchema, "description": "The set was known; it keeps its name and order."},
+            **_answers(413, 422, 500, 503, 504),
+        },
+        openapi_extra=_body(LabelSetRequest),
+    )
+    async def add_label_set(request: Request) -> Response:
+        return await _answer(_add_label_set(service, request, limits))
+
+    @app.get(
+        "/v1/label-sets/{set_id}",
+        summary="The labels under an id",
+        response_model=LabelSetDefinitionSchema,
+        responses=_answers(404, 500, 503),
+        openapi_extra=_SET_ID,
+    )
+    async def label_set(request: Request) -> Response:
+        return await _answer(_label_set(service, request.path_params["set_id"]))
+
+    @app.delete(
+        "/v1/label-sets/{set_id}",
+        summary="Forget the labels under an id",
+        description="204 whether or not there was such a set. Other replicas may know it for a few seconds more "
+        "(label_sets.memory_ttl_s).",
+        status_code=204,
+        response_class=Response,
+        responses=_answers(409, 500, 503),
+        openapi_extra=_SET_ID,
+    )
+    async def delete_label_set(request: Request) -> Response:
+        return await _answer(_delete_label_set(service, request.path_params["set_id"]))
 
     return app
 
 
 async def _classify(service: Service, request: Request, limits: LimitSettings) -> dict[str, Any]:
-    body = await read_body(request, limits.max_body_bytes)
-    return await service.classify(parse_classify(parse_json_object(body), limits))
+    body = parse_json_object(await read_body(request, limits.max_body_bytes))
+    set_id = label_set_id(body)
+    known = None if set_id is None else await _known_labels(service, set_id)
+    return await service.classify(parse_classify(body, limits, known))
+
+
+async def _known_labels(service: Service, set_id: str) -> LabelSet:
+    try:
+        return (await service.label_set(set_id)).labels
+    except UnknownLabelSetError as error:
+        raise UnknownLabelSetError(set_id, ("label_set",)) from error
+
+
+async def _add_label_set(service: Service, request: Request, limits: LimitSettings) -> Response:
+    body = parse_json_object(await read_body(request, limits.max_body_bytes))
+    answer, new = await service.add_label_set(*parse_label_set(body, limits))
+    where = {"Location": f"label-sets/{answer['id']}"}  # relative to this path, which may have a prefix
+    return _json(answer, 201 if new else 200, where)
+
+
+async def _label_set(service: Service, set_id: str) -> dict[str, Any]:
+    return {"id": set_id, **(await service.label_set(set_id)).json()}
+
+
+async def _delete_label_set(service: Service, set_id: str) -> Response:
+    await service.delete_label_set(set_id)
+    return Response(status_code=204)
 
 
 async def _ready(service: Service) -> dict[str, str]:
@@ -90,15 +175,21 @@ async def _model(service: Service) -> dict[str, Any]:
     return service.model_info()
 
 
-async def _answer(work: Any) -> Response:
-    """The JSON of what `work` gives, or of its error. Errors are answered here, since a middleware would log them."""
+async def _answer(work: Awaitable[dict[str, Any] | Response]) -> Response:
+    """What `work` gives, or its error, as a response. Errors are answered here, since a middleware would log them."""
     try:
-        # NaN is no JSON: better an error than an answer that strict readers can't read.
-        return Response(json.dumps(await work, ensure_ascii=False, allow_nan=False), media_type="application/json")
+        given = await work
+        return given if isinstance(given, Response) else _json(given)
     except ClientDisconnect:
         return Response(status_code=499)  # nobody reads it
     except Exception as error:  # noqa: BLE001  the table has a row for anything
         return _error_response(error)
+
+
+def _json(value: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # NaN is no JSON: better an error than an answer that strict readers can't read.
+    content = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return Response(content, status, headers, media_type="application/json")
 
 
 def _error_response(error: Exception) -> Response:
@@ -116,7 +207,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405 in our shape."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = (error.headers if isinstance(error, HTTPException) else None) or {}
-    paths = "POST /v1/classify, GET /v1/model, GET /health/live, GET /health/ready, GET /docs"
+    paths = "POST /v1/classify, POST /v1/label-sets, GET /v1/model, GET /health/live, GET /health/ready, GET /docs"
     words = {
         404: ("not_found", f"nothing is at this path; there is {paths}"),
         405: ("method_not_allowed", f"{request.method} is not served at this path; there is {paths}"),
@@ -125,13 +216,21 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return JSONResponse(HttpError(status, error_type, message).body(), status, headers=dict(headers))
 
 
+def _body(request: type[BaseModel]) -> dict[str, Any]:
+    """The documentation of a body that is read by us, not by FastAPI."""
+    schema = request.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     meaning = {
+        404: "No label set has this id; post its labels again.",
+        409: "The label set is named in the settings.",
         413: "The body is over the limit.",
         422: "A value of the request is not acceptable; `loc` names it.",
         429: "Overloaded; see Retry-After.",
         500: "The service failed; it was logged.",
-        503: "Not ready, or changing to another model; see Retry-After.",
+        503: "Not ready, changing to another model, or without the store of label sets; see Retry-After.",
         504: "No answer within the time limit.",
     }
     return {s: {"model": ErrorResponse, "description": meaning[s]} for s in statuses if s != 200}

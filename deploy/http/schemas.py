@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from deploy.http.limits import json_type
+from deploy.label_sets import ID_FORM, Definition
 from deploy.settings import LimitSettings
-from deploy.wire import Answer
+from deploy.wire import Answer, LabelReport
 from tokenalign.errors import InputError
 from tokenalign.labels import LabelSet, check_text
 from tokenalign.results import Explain, check_top_k, match_list, ranking, truncation_report
@@ -32,13 +33,18 @@ _LABEL_SCHEMA = {
 _Text = Annotated[Any, WithJsonSchema({"type": "string"})]
 _Texts = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 1})]
 _Labels = Annotated[Any, WithJsonSchema({"type": "array", "items": _LABEL_SCHEMA, "minItems": 1})]
+_LabelSetId = Annotated[Any, WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{32}$"})]
+_Name = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]})]
 _Explain = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "all"}]})]
 _Flag = Annotated[Any, WithJsonSchema({"type": "boolean"})]
 _TopK = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})]
 
 
+MAX_NAME_CHARS = 200
+
+
 class ClassifyRequest(BaseModel):
-    """Texts and the labels to choose from. Exactly one of `text` and `texts`.
+    """Texts and the labels to choose from. Exactly one of `text` and `texts`, and one of `labels` and `label_set`.
 
     Keys and values are checked by `parse_classify`, values with the library's own code, so that errors read the same.
     """
@@ -49,20 +55,42 @@ class ClassifyRequest(BaseModel):
             "example": {
                 "text": "I was charged twice for the same card purchase.",
                 "labels": ["duplicate card payment", "cash withdrawal declined", "card not received"],
-            }
+            },
+            "oneOf": [{"required": ["labels"]}, {"required": ["label_set"]}],
         },
     )
 
     text: _Text = Field(default=None, description="One text; gives one result.")
     texts: _Texts = Field(default=None, description="Several texts; results come in their order.")
     labels: _Labels = Field(
-        description="Candidates: strings, or objects with a name and one or several descriptions to match."
+        default=None,
+        description="Candidates: strings, or objects with a name and one or several descriptions to match.",
+    )
+    label_set: _LabelSetId = Field(
+        default=None, description="Instead of labels: the id that POST /v1/label-sets gave for them."
     )
     explain: _Explain = Field(
         default=False, description="true: matches of the best label; 'all': of every returned label."
     )
     return_logits: _Flag = Field(default=False, description="Add each label's calibrated logit.")
     top_k: _TopK = Field(default=None, description="Return only so many labels; scores still are over all of them.")
+
+
+class LabelSetRequest(BaseModel):
+    """Labels that are to be known under an id, whose order of ties the first request for them decides."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "name": "card questions",
+                "labels": ["duplicate card payment", {"name": "cash", "description": ["cash withdrawal", "no cash"]}],
+            }
+        },
+    )
+
+    labels: _Labels = Field(description="As in POST /v1/classify; one is enough.")
+    name: _Name = Field(default=None, description="For people; a set that is known keeps the name that it has.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +105,36 @@ class ClassifyQuery:
     top_k: int | None
 
 
-def parse_classify(body: dict[str, Any], limits: LimitSettings) -> ClassifyQuery:
-    """The checked request; `InputError` names field, value, limit and remedy of the first thing at fault."""
-    _check_keys(body)
+def label_set_id(body: dict[str, Any]) -> str | None:
+    """The id of the label set that a classify request names, None when it brings its labels.
+
+    Raises `InputError` unless the request does exactly one of both.
+    """
+    _check_keys(body, ClassifyRequest)
+    if "label_set" not in body:
+        if "labels" not in body:
+            raise InputError(
+                "is missing; send the candidate labels as a list, or the id of a label set as label_set", ("labels",)
+            )
+        return None
+    if "labels" in body:
+        raise InputError("both labels and label_set are given; send one of them", ("label_set",))
+    set_id = body["label_set"]
+    if not isinstance(set_id, str) or not ID_FORM.fullmatch(set_id):
+        raise InputError(
+            f"is no id of a label set, which has 32 hex digits; it is {reprlib.repr(set_id)}. "
+            "Send the one that POST /v1/label-sets gave",
+            ("label_set",),
+        )
+    return set_id
+
+
+def parse_classify(body: dict[str, Any], limits: LimitSettings, known: LabelSet | None = None) -> ClassifyQuery:
+    """The checked request; `InputError` names field, value, limit and remedy of the first thing at fault.
+
+    known: the labels of the set that `label_set_id` gave; they were checked when it was made, and are used as they are
+    """
+    label_set_id(body)
     request = ClassifyRequest.model_validate(body)
     return_logits = _check_flag(request.return_logits, "return_logits")
     check_top_k(request.top_k)
@@ -87,10 +142,11 @@ def parse_classify(body: dict[str, Any], limits: LimitSettings) -> ClassifyQuery
         texts=_check_texts(body, limits),
         single="text" in body,
         labels=LabelSet.of(
-            request.labels,
+            request.labels if known is None else known,
             min_labels=1 if return_logits else 2,
             max_labels=limits.max_labels,
             max_chars=limits.max_text_chars,
+            loc=("labels",) if known is None else ("label_set",),
         ),
         explain=_check_explain(request.explain),
         return_logits=return_logits,
@@ -98,15 +154,24 @@ def parse_classify(body: dict[str, Any], limits: LimitSettings) -> ClassifyQuery
     )
 
 
-def _check_keys(body: dict[str, Any]) -> None:
+def parse_label_set(body: dict[str, Any], limits: LimitSettings) -> tuple[LabelSet, str | None]:
+    """The labels of a label set and its name; `InputError` as for a classify request."""
+    _check_keys(body, LabelSetRequest)
+    if "labels" not in body:
+        raise InputError("is missing; send the candidate labels as a list", ("labels",))
+    # One is enough: whether two are needed depends on what is asked of the set.
+    labels = LabelSet.of(body["labels"], min_labels=1, max_labels=limits.max_labels, max_chars=limits.max_text_chars)
+    name = body.get("name")
+    return labels, None if name is None else check_text(name, ("name",), MAX_NAME_CHARS, "name")
+
+
+def _check_keys(body: dict[str, Any], request: type[BaseModel]) -> None:
     """Not pydantic's errors: a key may be long, or hold a lone surrogate, which no answer could repeat."""
-    known = ClassifyRequest.model_fields
+    known = request.model_fields
     for key in body:
         if key not in known:
             shown = key[:100].encode("utf-8", "backslashreplace").decode("utf-8")
             raise InputError(f"is not a key of this request; it takes {', '.join(known)}", (shown,))
-    if "labels" not in body:
-        raise InputError("is missing; send the candidate labels as a list", ("labels",))
 
 
 def _check_texts(body: dict[str, Any], limits: LimitSettings) -> tuple[str, ...]:
@@ -190,6 +255,18 @@ def response_json(
     }
 
 
+def label_set_json(definition: Definition, report: LabelReport) -> dict[str, Any]:
+    """The answer to who posts a label set; the warnings' places are those of the request."""
+    return {
+        "id": definition.set_id,
+        "name": definition.name,
+        "labels": len(definition.labels),
+        "descriptions": len(definition.labels.descriptions),
+        "labels_cached": report.cached,
+        "warnings": list(report.warnings),
+    }
+
+
 class _Answered(BaseModel):
     """Base of the documented answers; they are written by `response_json`, and these schemas describe it."""
 
@@ -230,6 +307,12 @@ class WarningSchema(_Answered):
     message: str
 
 
+class LabelSetWarningSchema(_Answered):
+    loc: list[str | int]
+    type: Literal["truncated", "indistinguishable", "near_duplicate", "not_compared"]
+    message: str
+
+
 class UsageSchema(_Answered):
     text_tokens: int
     labels: int = Field(description="Label descriptions in the request.")
@@ -246,6 +329,23 @@ class ClassifyResponse(_Answered):
     warnings: list[WarningSchema]
     model: ModelSchema
     usage: UsageSchema
+
+
+class LabelSetSchema(_Answered):
+    id: str = Field(description="The same for the same labels in any order.")
+    name: str | None
+    labels: int = Field(description="Labels of the set.")
+    descriptions: int = Field(description="Their descriptions, each of which is encoded once.")
+    labels_cached: int = Field(description="Of the descriptions, how many had not to be encoded anew.")
+    warnings: list[LabelSetWarningSchema] = Field(
+        description="Labels that were cut, or that the model can't or hardly tell apart; places in the request."
+    )
+
+
+class LabelSetDefinitionSchema(_Answered):
+    id: str
+    name: str | None
+    labels: _Labels = Field(description="As a request takes them, in the order of who posted them first.")
 
 
 class ErrorResponse(_Answered):

@@ -19,8 +19,8 @@ from deploy.label_cache import MemoryStore, Store
 from deploy.model import ServedModel
 from deploy.scorer import Scorer
 from deploy.settings import ModelSettings, Settings
-from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, ScoreBatch, ScoredBatch
-from tokenalign import TokenAlignClassifier
+from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, LabelReport, ScoreBatch, ScoredBatch
+from tokenalign import LabelSet, TokenAlignClassifier
 from tokenalign.backbone import Backbone
 from tokenalign.weights import load_head
 
@@ -134,7 +134,7 @@ class Stack:
         self.failures: list[Exception] = []
         self.encoder = Encoder(settings, model)
         self.scorer = Scorer(settings, self.encode, self.describe, store, model)
-        self.ingress = Ingress(settings, self._send, self.describe, lambda: self.slots, model)
+        self.ingress = Ingress(settings, self._send, self.describe, self._warm, lambda: self.slots, store, model)
         self.app = build_http_app(self.ingress, settings.limits)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
 
@@ -152,6 +152,11 @@ class Stack:
         if self.failures:
             raise self.failures.pop(0)
         return crossed(await self.scorer.score(await self.encode(batch), crossed(questions)))
+
+    async def _warm(self, fingerprint: str, labels: LabelSet) -> LabelReport:
+        if self.failures:
+            raise self.failures.pop(0)
+        return crossed(await self.scorer.warm(fingerprint, crossed(labels)))
 
     def replace_encoder(self, model: ServedModel) -> None:
         """The encoder's replica ends, and one with another model stands in its place."""

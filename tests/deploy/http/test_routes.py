@@ -8,12 +8,14 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpx
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from deploy.http.routes import NotReadyError, build_http_app
 from deploy.http.schemas import ClassifyQuery
+from deploy.label_sets import Definition
 from deploy.settings import LimitSettings
+from tokenalign import LabelSet
 from tokenalign.errors import InputError, NumericalError
 
 LIMITS = LimitSettings(max_texts=3, max_body_bytes=1_024)
@@ -36,6 +38,17 @@ class FakeService:
         self.queries.append(query)
         given: dict[str, Any] = self._give()
         return given
+
+    async def add_label_set(self, labels: LabelSet, name: str | None) -> tuple[dict[str, Any], bool]:
+        self._give()
+        return {"id": Definition.of(labels, name).set_id}, True
+
+    async def label_set(self, set_id: str) -> Definition:
+        given: Definition = self._give()
+        return given
+
+    async def delete_label_set(self, set_id: str) -> None:
+        self._give()
 
     async def ready(self) -> None:
         self._give()
@@ -201,10 +214,11 @@ class TestOtherRoutes:
     async def test_the_paths_that_an_error_names_exist(self, client: httpx.AsyncClient) -> None:
         """Each path that a 404 offers answers something else."""
         message = error_of(await client.get("/nothing"), 404, "not_found")["error"]
-        offered = re.findall(r"(GET|POST) (/[\w/]+)", message)
-        assert len(offered) == 5
+        offered = re.findall(r"(GET|POST) (/[\w/-]+)", message)
+        assert len(offered) == 6
         for method, path in offered:
-            assert (await client.request(method, path, json=GOOD)).status_code == 200
+            body = {"labels": ["a", "b"]} if path == "/v1/label-sets" else GOOD
+            assert (await client.request(method, path, json=body)).status_code in (200, 201)
 
     async def test_the_root_leads_to_the_documentation(self, client: httpx.AsyncClient) -> None:
         """Who opens the address in a browser lands on the API's pages, also behind a prefix."""
@@ -242,7 +256,10 @@ class TestOpenApi:
             for method, operation in operations.items()
         }
         assert statuses == {
-            "post /v1/classify": {"200", "413", "422", "429", "500", "503", "504"},
+            "post /v1/classify": {"200", "404", "413", "422", "429", "500", "503", "504"},
+            "post /v1/label-sets": {"200", "201", "413", "422", "500", "503", "504"},
+            "get /v1/label-sets/{set_id}": {"200", "404", "500", "503"},
+            "delete /v1/label-sets/{set_id}": {"204", "409", "500", "503"},
             "get /v1/model": {"200", "503"},
             "get /health/live": {"200"},
             "get /health/ready": {"200", "503"},
@@ -267,6 +284,8 @@ class TestOpenApi:
             ({"texts": [], "labels": ["a", "b"]}, False),
             ({"text": "a", "labels": [{"description": "b"}]}, False),
             ({"text": "a"}, False),
+            ({"text": "a", "label_set": "x"}, False),
+            ({**GOOD, "label_set": "0" * 32}, False),
         ],
     )
     async def test_the_request_schema_is_what_is_accepted(
@@ -303,7 +322,7 @@ class TestOpenApi:
         """Each error status is documented with the one shape of errors."""
         for path, operations in openapi["paths"].items():
             for method, operation in operations.items():
-                for status in set(operation["responses"]) - {"200"}:
+                for status in set(operation["responses"]) - {"200", "201", "204"}:
                     assert answer_schema(openapi, path, method, int(status))["$ref"].endswith("/ErrorResponse")
 
 
