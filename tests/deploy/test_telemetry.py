@@ -1,6 +1,7 @@
 """Metrics are told once, under the names that are promised, and cost no request anything."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,42 @@ Until = Callable[[Callable[[], bool]], Any]
 COUNT = Metric("count_total", "counter", "How many.", ("kind",))
 SIZE = Metric("size", "gauge", "How large.")
 TIME = Metric("time_seconds", "histogram", "How long.", ("kind",), (0.1, 1.0))
+
+
+RAY_PROGRAM = """
+import time, urllib.request
+import ray
+
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+
+@ray.remote
+class Replica:
+    def count(self):
+        from deploy.label_cache import CacheStats
+        from deploy.label_cache.metrics import LOOKUP_SECONDS, cache_readings
+        from deploy.telemetry import Exporter, RaySink
+        stats = CacheStats()
+        stats.memory.hits, stats.memory.held_bytes = 3, 99
+        stats.labels.misses["absent"] = 2
+        self.sink = RaySink({"replica": "r1"})
+        Exporter(self.sink, lambda: cache_readings(stats)).publish()
+        self.sink.observe(LOOKUP_SECONDS, 0.003, {"source": "list"})
+
+replica = Replica.remote()
+ray.get(replica.count.remote())
+[node] = ray.nodes()
+url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+read = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+while True:
+    try:
+        text = read(url).read().decode()
+    except OSError:
+        text = ""
+    if all(name in text for name in ("lookup_seconds_count", "held_bytes{", "hits_total{", "misses_total{")):
+        break
+    time.sleep(0.1)
+print(text)
+"""
 
 
 class Collector(NoSink):
@@ -147,6 +184,27 @@ class TestRaySink:
         )
         root = Path(__file__).parents[2]
         subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=root)
+
+    @pytest.mark.serve
+    def test_what_prometheus_reads_from_ray(self) -> None:
+        """A real Ray gives counters, gauges and histograms out under their names, with their tags."""
+        done = subprocess.run(
+            [sys.executable, "-c", RAY_PROGRAM],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "RAY_metrics_report_interval_ms": "500"},
+        )
+        lines = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines() if line.startswith("ray_tokenalign"))
+        for name, tags, value in (
+            ("label_cache_hits_total", ['tier="memory"', 'replica="r1"'], "3.0"),
+            ("label_cache_misses_total", ['tier="label"', 'reason="absent"'], "2.0"),
+            ("label_cache_held_bytes", ['replica="r1"'], "99.0"),
+            ("label_cache_lookup_seconds_count", ['source="list"'], "1.0"),
+        ):
+            found = {line: number for line, number in lines.items() if line.startswith(f"ray_tokenalign_{name}{{")}
+            assert [n for line, n in found.items() if all(tag in line for tag in tags)] == [value], name
 
     def test_who_only_counts_loads_no_ray(self) -> None:
         """The scorer and the label cache can be imported without Ray."""
