@@ -1,4 +1,4 @@
-"""`tokenalign-deploy`: runs the application on this machine."""
+"""`tokenalign-deploy`: runs the application on this machine, and keeps label sets on a running one."""
 
 import argparse
 import contextlib
@@ -20,6 +20,8 @@ from urllib.error import URLError
 import psutil
 import yaml
 
+from deploy.label_commands import ServiceError, add_labels_command, warm_labels
+from deploy.label_files import LabelFile
 from tokenalign.errors import ConfigError, TokenAlignError
 
 if TYPE_CHECKING:
@@ -37,17 +39,21 @@ EXAMPLE = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 after Ctrl-C, 1 when the application failed, 2 for a wrong configuration."""
+    """The exit status: 0 when all went well or after Ctrl-C, 1 when the application failed, 2 for wrong input."""
     parser = argparse.ArgumentParser(prog="tokenalign-deploy", description="Run tokenalign as a service.")
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="run the application on this machine, until Ctrl-C")
     serve.add_argument("config", nargs="?", type=Path, default=Path("serve_config.yaml"), help="default: %(default)s")
+    add_labels_command(commands)
     options = parser.parse_args(arguments)
     try:
+        if options.command == "labels":
+            warm_labels(options)
+            return 0
         return _serve(options.config)
     except TokenAlignError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, ServiceError) else 2
 
 
 def _serve(path: Path) -> int:
@@ -102,7 +108,8 @@ def _load(path: Path) -> "ServeDeploySchema":
         raise ConfigError(f"{path}: unknown keys {', '.join(unknown)}; remove them or check their spelling")
     for app in config.applications:
         if app.import_path == APP_BUILDER:
-            Settings.parse(app.args)
+            for listed in Settings.parse(app.args).label_sets.warm:
+                LabelFile.read(listed.file)
     return config
 
 
