@@ -583,6 +583,7 @@ class TestFailingStore:
         await replica.get(LIST)
         await replica.drain()
         assert [len(spy.keys(kind)) for kind in ("list", "label")] == [1, 3]
+        assert (replica.stats.lists.evictions, replica.stats.labels.evictions) == (0, 0)  # they were never there
 
     async def test_writes_under_way_are_bounded(self, spy: Spy, encoder: Encoder) -> None:
         """A store that takes no writes holds at most MAX_BACKGROUND of them; further ones are skipped and counted."""
@@ -665,6 +666,7 @@ class TestLives:
         await replica.drain()
         assert spy.written == {key: before[key] for key in lost}
         assert encoder.calls == []
+        assert (replica.stats.lists.evictions, replica.stats.labels.evictions) == (1, 1)
 
     @pytest.mark.parametrize(
         "options", [{"ttl_jitter": 0.5}, {"ttl_s": 0}, {"store_budget_s": -1}, {"write_budget_s": 0}]

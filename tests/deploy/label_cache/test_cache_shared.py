@@ -231,23 +231,24 @@ class TestAcrossReplicas:
         self, new_replica: NewReplica, server: EmbeddedServer, admin: redis.Redis
     ) -> None:
         """After a process was killed in mid-encoding, its locks end by themselves and another replica takes over."""
-        process = start_process(server, 1, "hang", lock_ttl_s=1.5)
+        process = start_process(server, 1, "hang", lock_ttl_s=3)
         try:
             assert line_of(process) == "ready"
             begin(process)
             assert line_of(process) == "encoding"
+            lives_ms = [admin.pttl(key) for key in admin.keys("*:lock:*")]
         finally:
             process.kill()
             process.communicate()
-        lives_ms = [admin.pttl(key) for key in admin.keys("*:lock:*")]
         assert len(lives_ms) == 77
-        assert all(0 < life_ms <= 1_500 for life_ms in lives_ms)
+        assert all(0 < life_ms <= 3_000 for life_ms in lives_ms)
         replica, other = (new_replica(fingerprint="processes") for _ in range(2))
-        await asyncio.gather(replica.ask(LIST), other.ask(LIST))
+        async with asyncio.timeout(30):  # far beyond the locks' lives, far below the wait of 60 s
+            await asyncio.gather(replica.ask(LIST), other.ask(LIST))
         assert sorted(replica.encoded + other.encoded) == sorted(LIST)
-        assert replica.stats.lock_takeovers + other.stats.lock_takeovers == 77
+        assert replica.stats.lock_waits + other.stats.lock_waits >= 77
         assert replica.stats.lock_timeouts + other.stats.lock_timeouts == 0
-        assert replica.stats.lock_wait_s > 0
+        assert replica.stats.lock_wait_s + other.stats.lock_wait_s > 0
 
     async def test_a_holder_that_fails_hands_over(self, new_replica: NewReplica, until: Until) -> None:
         """A replica whose encoder fails frees its locks at once, long before their lives end."""
