@@ -20,10 +20,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 PATIENCE_S = 60.0  # of the machine, whose cores are shared; no promise of ours
 STORE_RIGHTS = "+getrange +get +set +pexpire +del +eval +ping"
-CLUSTER_RIGHTS = "+cluster|slots +command"
+CLUSTER_RIGHTS = "+cluster|slots +command +asking"
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
@@ -47,7 +49,8 @@ class Server:
         self._tls = tls
         listen = [f"port {self.port}"] if tls is None else ["port 0", f"tls-port {self.port}", *tls.lines()]
         config = [*listen, "bind 127.0.0.1", f"dir {folder}", *lines]
-        (folder / "conf").write_text("\n".join(config) + "\n")
+        self.conf = folder / "conf"
+        self.conf.write_text("\n".join(config) + "\n")
 
     @property
     def url(self) -> str:
@@ -57,7 +60,8 @@ class Server:
     def admin(self) -> Iterator[redis.Redis]:
         """A client of a user who may do everything."""
         options = {} if self._tls is None else self._tls.options()
-        with redis.Redis(host="127.0.0.1", port=self.port, protocol=2, socket_timeout=PATIENCE_S, **options) as client:
+        patience: dict[str, Any] = {"socket_timeout": PATIENCE_S, "retry": Retry(NoBackoff(), 0)}
+        with redis.Redis(host="127.0.0.1", port=self.port, protocol=2, **patience, **options) as client:
             yield client
 
     def start(self, *, wait: bool = True) -> None:
@@ -80,6 +84,12 @@ class Server:
         with self.admin() as admin:
             return admin.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py leaves it bare
 
+    def role(self) -> str:
+        """ "master" or "slave"; "" while it drops its connections to change."""
+        with contextlib.suppress(redis.ConnectionError):
+            return str(self.ask("ROLE")[0].decode())
+        return ""
+
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
         """Meanwhile the kernel accepts connections for it, but nobody answers."""
@@ -93,9 +103,12 @@ class Server:
     def _answers(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, (self._folder / "log").read_text()
-        with self.admin() as admin, contextlib.suppress(redis.ConnectionError):
-            return bool(admin.ping())
-        return False
+        try:
+            return bool(self.ask("PING"))
+        except (redis.exceptions.BusyLoadingError, redis.AuthenticationError):
+            return True
+        except redis.ConnectionError:
+            return False
 
 
 class Certificates:
@@ -314,7 +327,7 @@ def new_servers(binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made: list[Server] = []
 
     def make(*lines: str, sentinel: bool = False, tls: Certificates | None = None, start: bool = True) -> Server:
-        quiet = () if sentinel else ('save ""',)
+        quiet = () if sentinel else ('save ""', "repl-diskless-sync-delay 0")
         server = Server(binary, tmp_path_factory.mktemp("server"), (*quiet, *lines), sentinel=sentinel, tls=tls)
         made.append(server)
         if start:
@@ -342,10 +355,11 @@ def new_server(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> I
         yield make
 
 
-def make_cluster(new: NewServer, *, masters: int = 3, replicas: int = 0, **options: Any) -> Cluster:
+def make_cluster(new: NewServer, *, masters: int = 3, replicas: int = 0, tls: Certificates | None = None) -> Cluster:
     def node() -> Server:
         acl = f"user cache on >word ~* {STORE_RIGHTS} {CLUSTER_RIGHTS}"
-        return new("cluster-enabled yes", f"cluster-port {free_port()}", "cluster-node-timeout 1000", acl, **options)
+        bus = [f"cluster-port {free_port()}", "cluster-node-timeout 1000", *(["tls-cluster yes"] if tls else [])]
+        return new("cluster-enabled yes", *bus, acl, tls=tls)
 
     return Cluster([node() for _ in range(masters)], [node() for _ in range(replicas)])
 
@@ -353,11 +367,16 @@ def make_cluster(new: NewServer, *, masters: int = 3, replicas: int = 0, **optio
 def make_sentinel_group(new: NewServer) -> tuple[Server, Server, Server]:
     """A master, its replica, and one Sentinel that watches both as `main`."""
     master = new()
-    replica = new(f"replicaof 127.0.0.1 {master.port}", "repl-diskless-sync-delay 0")
+    replica = new(f"replicaof 127.0.0.1 {master.port}")
     watch = (f"sentinel monitor main 127.0.0.1 {master.port} 1", "sentinel down-after-milliseconds main 500")
     sentinel = new(*watch, "sentinel failover-timeout main 3000", sentinel=True)
     with sentinel.admin() as admin:
-        eventually(lambda: len(admin.sentinel_slaves("main")) == 1, "the Sentinel's view")
+
+        def knows_a_good_replica() -> bool:
+            known: Any = admin.sentinel_slaves("main")
+            return [state["master-link-status"] for state in known] == ["ok"]
+
+        eventually(knows_a_good_replica, "the Sentinel's view")
     return master, replica, sentinel
 
 
