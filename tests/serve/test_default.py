@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,23 @@ def test_curl_gets_the_librarys_answer(served: Any, classifier: TokenAlignClassi
     result = answer["results"][0]
     assert result["label"] == expected["label"]
     assert {s["label"]: s["score"] for s in result["scores"]} == pytest.approx(expected["scores"], abs=1e-3)
+
+
+def test_the_readmes_curl_gets_the_readmes_answer(client: httpx.Client) -> None:
+    """The README's request gives the README's answer, but for what the cache held before."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"/v1/classify .*? -d '(.*?)'\n```\n+```json\n(.*?)```", readme, flags=re.DOTALL)
+    assert found is not None
+    answer, printed = client.post("/v1/classify", content=found[1]).json(), json.loads(found[2])
+    assert answer["usage"].pop("labels_cached") in (0, 3)
+    printed["usage"].pop("labels_cached")
+    scores = [
+        [score.pop("score") for score in result.pop("scores")] for result in (*answer["results"], *printed["results"])
+    ]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+    best = [result.pop("score") for result in (*answer["results"], *printed["results"])]
+    assert best[0] == pytest.approx(best[1], abs=1e-3)
+    assert answer == printed
 
 
 @pytest.mark.data
