@@ -22,7 +22,11 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(600)]
 
 PATIENCE_S = 120.0  # of the machine, not a promise
 TEXT = "I was charged twice for the same card purchase."
-LISTED: list[Any] = ["card payment declined", {"name": "cash", "description": ["cash not received", "no cash"]}, "other, things"]
+LISTED: list[Any] = [
+    "card payment declined",
+    {"name": "cash", "description": ["cash not received", "no cash"]},
+    "other, things",
+]
 LISTED_ID = label_set_id(LabelSet.of(LISTED))
 
 
