@@ -586,6 +586,17 @@ class TestFailingStore:
         assert [len(spy.keys(kind)) for kind in ("list", "label")] == [1, 3]
         assert (replica.stats.lists.evictions, replica.stats.labels.evictions) == (0, 0)  # they were never there
 
+    async def test_a_mark_that_was_written_does_not_hurry_the_labels(self, spy: Spy, encoder: Encoder) -> None:
+        """Labels whose write failed wait for store_retry_s, also when the list's mark was written after it."""
+        now = 0.0
+        spy.errors = {"set_many": StoreError("oom", "no")}
+        replica = a_cache(spy, encoder, clock=lambda: now, store_retry_s=30)
+        for now, refreshes in ((0.0, 0), (29.0, 0), (30.0, 1)):  # noqa: B007  read by the clock
+            await replica.get(LIST)
+            await replica.drain()
+            assert replica.stats.refreshes == refreshes
+        assert len(spy.keys("seen")) == 1
+
     async def test_writes_under_way_are_bounded(self, spy: Spy, encoder: Encoder) -> None:
         """A store that takes no writes holds at most MAX_BACKGROUND of them; further ones are skipped and counted."""
         spy.hang = lambda method, nth: method == "set_many"
