@@ -15,6 +15,7 @@ from ray.serve.schema import DeploymentStatusOverview
 
 from deploy.encoder import Encoder
 from deploy.http.routes import build_http_app
+from deploy.http.tenants import Tenants
 from deploy.ingress import Ingress
 from deploy.label_cache.opening import open_store
 from deploy.label_cache.server import EmbeddedServer
@@ -100,18 +101,19 @@ class IngressDeployment(Ingress):
         async def describe() -> EncoderIdentity:
             return await _call(encoder.describe.remote())
 
-        async def warm(fingerprint: str, labels: LabelSet) -> LabelReport:
-            return await _call(scorer.warm.remote(fingerprint, labels))
+        async def warm(fingerprint: str, labels: LabelSet, tenant: str | None) -> LabelReport:
+            return await _call(scorer.warm.remote(fingerprint, labels, tenant))
 
         store = open_store(settings.label_cache, _address_of(cache_server))
         self._limits = settings.limits
+        self._tenants = Tenants(per_key=settings.label_cache.tenant_per_key)
         self._replicas = _ReplicaCount(settings.batching.batches_per_encoder)
         Ingress.__init__(self, settings, send, describe, warm, self._replicas.slots, store)
         self._counting = asyncio.create_task(self._replicas.follow())
         await _patiently(self.start)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_http_app(self, self._limits)
+        return build_http_app(self, self._limits, self._tenants)
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:

@@ -36,7 +36,7 @@ from tokenalign.tokens import TokenBatch
 
 Send = Callable[[EncodeBatch, ScoreBatch], Awaitable[ScoredBatch]]
 Describe = Callable[[], Awaitable[EncoderIdentity]]
-Warm = Callable[[str, LabelSet], Awaitable[LabelReport]]
+Warm = Callable[[str, LabelSet, str | None], Awaitable[LabelReport]]
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,14 @@ class _Item:
     labels: LabelSet
     explain: Explain
     top_k: int | None
+    tenant: str | None
 
 
 class Ingress:
     """Answers requests by way of an encoder and a scorer.
 
     send: passes a batch to an encoder and its rows on to a scorer; describe: asks an encoder what it serves
-    warm: has a scorer bring the rows of a label set to where all find them, for a model's fingerprint
+    warm: has a scorer bring the rows of a label set to where all find them, for a model's fingerprint and a tenant
     slots: how many batches this ingress may have in flight now
     store: where label sets are kept, or None
     """
@@ -163,7 +164,7 @@ class Ingress:
         self._known_identity()
         tokenized = await self._tokenize(query)
         items = [
-            _Item(text, tokens.tokens, query.labels, query.explain, query.top_k)
+            _Item(text, tokens.tokens, query.labels, query.explain, query.top_k, query.tenant)
             for text, tokens in zip(query.texts, tokenized, strict=True)
         ]
         answers = await self._batcher.submit(items, deadline_s=self._settings.batching.request_timeout_s)
@@ -189,7 +190,7 @@ class Ingress:
         limit_s = self._settings.batching.request_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                report = await self._report(labels)
+                report = await self._report(labels, tenant)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"{len(labels.descriptions):,} descriptions were not encoded within {limit_s:g} s "
@@ -203,20 +204,20 @@ class Ingress:
         """Returns once the store has no such set; raises what `LabelSets.delete` raises."""
         await self._label_sets.delete(set_id, tenant=tenant)
 
-    async def _report(self, labels: LabelSet) -> LabelReport:
+    async def _report(self, labels: LabelSet, tenant: str | None) -> LabelReport:
         """What to tell of a set whose labels are encoded by now. A lost or changing replica is tried once more."""
         try:
-            return await self._warm(self._known_identity().fingerprint, labels)
+            return await self._warm(self._known_identity().fingerprint, labels, tenant)
         except FingerprintMismatchError:
             await self._meet_encoder()
         except ReplicaLostError:
             pass
-        return await self._warm(self._known_identity().fingerprint, labels)
+        return await self._warm(self._known_identity().fingerprint, labels, tenant)
 
     async def _register(self, file: LabelFile, definition: Definition) -> None:
         """Has a set of the settings encoded, and known to this replica for good, also while the store is down."""
         try:
-            report = await self._report(definition.labels)
+            report = await self._report(definition.labels, None)
             if await self._label_sets.known(definition) is None:
                 await self._label_sets.keep(definition)
         except InputError as error:
@@ -255,14 +256,15 @@ class Ingress:
         for row, item in zip(info.rows, items, strict=True):
             firsts.setdefault(row, item)
         tokens = TokenBatch.concat([firsts[row].tokens for row in range(len(firsts))])
-        label_sets: dict[LabelSet, int] = {}
+        owned: dict[tuple[LabelSet, str | None], int] = {}
         questions = tuple(
-            Question(row, label_sets.setdefault(item.labels, len(label_sets)), item.explain, item.top_k)
+            Question(row, owned.setdefault((item.labels, item.tenant), len(owned)), item.explain, item.top_k)
             for row, item in zip(info.rows, items, strict=True)
         )
+        labels, tenants = zip(*owned, strict=True)
         scored = await self._send(
             EncodeBatch.of(fingerprint, tokens, Priority.DOCUMENTS, info.queued_tokens),
-            ScoreBatch(fingerprint, tokens.keep, tuple(label_sets), questions),
+            ScoreBatch(fingerprint, tokens.keep, tuple(labels), tuple(tenants), questions),
         )
         check_fingerprint("the scores", fingerprint, scored.fingerprint)
         return scored.answers

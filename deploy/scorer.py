@@ -97,7 +97,7 @@ class Scorer:
         torch.set_num_threads(settings.threads.scorer or available_cores())
         self._aligner = Aligner(self._served.head, self._served.config.temperature)
         self._worker = PriorityWorker("scorer")
-        self._known: OrderedDict[LabelSet, _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[LabelSet, str | None], _Known] = OrderedDict()
         self._model: _Model | None = None
         self._meeting = asyncio.Lock()
 
@@ -134,11 +134,12 @@ class Scorer:
             model = await self._meet_encoder()
         check_fingerprint("the encoded rows", model.fingerprint, rows.fingerprint)
         check_fingerprint("the batch of questions", model.fingerprint, batch.fingerprint)
-        sides = await asyncio.gather(*(self._side(model, labels) for labels in batch.label_sets))
+        owned = zip(batch.label_sets, batch.tenants, strict=True)
+        sides = await asyncio.gather(*(self._side(model, labels, tenant) for labels, tenant in owned))
         answers = await self._worker.run(lambda: self._answer(model, rows, batch, sides))
         return ScoredBatch(model.fingerprint, answers)
 
-    async def warm(self, fingerprint: str, labels: LabelSet) -> LabelReport:
+    async def warm(self, fingerprint: str, labels: LabelSet, tenant: str | None = None) -> LabelReport:
         """What to tell of a label set, its near-duplicates included, once its rows are where every scorer finds them.
 
         Raises `InputError` at a label without a token, and `FingerprintMismatchError` for a caller of another model.
@@ -147,8 +148,8 @@ class Scorer:
         if fingerprint != model.fingerprint:
             model = await self._meet_encoder()
         check_fingerprint("the label set", model.fingerprint, fingerprint)
-        known = await self._know(labels)
-        kept = await model.cache.keep(labels.descriptions)
+        known = await self._know(labels, tenant)
+        kept = await model.cache.keep(labels.descriptions, tenant)
         told = {int(w["loc"][1]) for w in known.warnings if w["type"] == "indistinguishable"}
         threshold = self._settings.label_sets.near_duplicate_similarity
         # Beside the computing thread, which answers requests.
@@ -191,15 +192,15 @@ class Scorer:
             stats=self._stats,
         )
 
-    async def _side(self, model: _Model, labels: LabelSet) -> _Side | TokenAlignError:
+    async def _side(self, model: _Model, labels: LabelSet, tenant: str | None) -> _Side | TokenAlignError:
         """The label side of a set, or the error that is its own.
 
         Raises what concerns the whole batch and is worth another try: a lost or changed encoder.
         """
         try:
-            known = await self._know(labels)
+            known = await self._know(labels, tenant)
             started = time.perf_counter()
-            cached = await model.cache.get(labels.descriptions)
+            cached = await model.cache.get(labels.descriptions, tenant)
             self._sink.observe(LOOKUP_SECONDS, time.perf_counter() - started, {"source": cached.source})
         except (FingerprintMismatchError, ReplicaLostError):
             raise
@@ -208,11 +209,15 @@ class Scorer:
         report = LabelReport(cached.hits, known.warnings)
         return _Side(known, LabelQueries(cached.rows.values, cached.rows.lengths), report)
 
-    async def _know(self, labels: LabelSet) -> _Known:
-        """The tokens and warnings of a label set; `InputError` at the label that has no token."""
-        if labels in self._known:
-            self._known.move_to_end(labels)
-            return self._known[labels]
+    async def _know(self, labels: LabelSet, tenant: str | None) -> _Known:
+        """The tokens and warnings of a label set; `InputError` at the label that has no token.
+
+        Remembered for each tenant by itself: a quick answer would tell one what another has asked.
+        """
+        key = (labels, tenant)
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
 
         def read() -> _Known:
             try:
@@ -222,7 +227,7 @@ class Scorer:
             return _Known(tokenized, tuple(label_warnings(labels, tokenized)))
 
         known = await self._worker.run(read)
-        self._known[labels] = known
+        self._known[key] = known
         while len(self._known) > REMEMBERED_SETS:
             self._known.popitem(last=False)
         return known

@@ -115,6 +115,7 @@ class LabelCacheSettings(_Section):
     tls_ca_file: who may have signed the server's certificate, instead of whom the system trusts; tls_cert_file,
       tls_key_file: our own certificate. All PEM, on every node
     signing_key: with it, entries that were not written with it are refused
+    tenant_per_key: callers with different `Authorization` headers share neither cached labels nor label sets
     ttl_s: of an entry, shortened by a random part of `ttl_jitter`; a list in use is refreshed
     memory_bytes: of the tier within each scorer
     connect_timeout_s, read_timeout_s: of one attempt to connect, and of one answer
@@ -133,6 +134,7 @@ class LabelCacheSettings(_Section):
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
     signing_key: Secret | None = None
+    tenant_per_key: bool = False
     namespace: str = Field(default="tokenalign", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     ttl_s: float = Field(default=86_400.0, ge=1, le=31_536_000)
     ttl_jitter: float = Field(default=0.1, ge=0, lt=0.5)

@@ -88,11 +88,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreBatch:
-    """What the scorer needs besides the encoded rows: `keep`: `[tokens]` bool, label sets, and who asks what."""
+    """What the scorer needs besides the encoded rows: `keep`: `[tokens]` bool, label sets, and who asks what.
+
+    tenants: for each label set whose cache entries it may use; None for those that all share
+    """
 
     fingerprint: str
     keep: BoolArray
     label_sets: tuple[LabelSet, ...]
+    tenants: tuple[str | None, ...]
     questions: tuple[Question, ...]
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fastapi import FastAPI
@@ -26,6 +27,7 @@ from deploy.http.schemas import (
     parse_classify,
     parse_label_set,
 )
+from deploy.http.tenants import Tenants
 from deploy.label_sets import Definition, UnknownLabelSetError
 from deploy.settings import LimitSettings
 from tokenalign.labels import LabelSet
@@ -46,13 +48,15 @@ class Service(Protocol):
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         """The JSON answer to a good request."""
 
-    async def add_label_set(self, labels: LabelSet, name: str | None) -> tuple[dict[str, Any], bool]:
+    async def add_label_set(
+        self, labels: LabelSet, name: str | None, *, tenant: str | None
+    ) -> tuple[dict[str, Any], bool]:
         """The JSON answer to who posts a label set, whose labels are encoded by then, and whether the set is new."""
 
-    async def label_set(self, set_id: str) -> Definition:
+    async def label_set(self, set_id: str, *, tenant: str | None) -> Definition:
         """The label set with that id; else `UnknownLabelSetError` or `LabelSetsUnavailableError`."""
 
-    async def delete_label_set(self, set_id: str) -> None:
+    async def delete_label_set(self, set_id: str, *, tenant: str | None) -> None:
         """Returns once the store has no label set with that id."""
 
     async def ready(self) -> None:
@@ -62,8 +66,9 @@ class Service(Protocol):
         """What is served, for `GET /v1/model`; `NotReadyError` before it is known."""
 
 
-def build_http_app(service: Service, limits: LimitSettings) -> FastAPI:
-    """The ASGI application."""
+def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | None = None) -> FastAPI:
+    """The ASGI application; without `tenants` all callers share what is cached and kept."""
+    tenants = tenants or Tenants()
     # No ReDoc: its page shows a picture from its maker's host.
     app = FastAPIOffline(redoc_url=None, title="tokenalign", version="1", description=_DESCRIPTION)
     app.add_exception_handler(Exception, _on_error)
@@ -93,7 +98,7 @@ def build_http_app(service: Service, limits: LimitSettings) -> FastAPI:
         openapi_extra=_body(ClassifyRequest),
     )
     async def classify(request: Request) -> Response:
-        return await _answer(_classify(service, request, limits))
+        return await _answer(_classify(service, request, limits, tenants.of(request)))
 
     @app.post(
         "/v1/label-sets",
@@ -108,7 +113,7 @@ def build_http_app(service: Service, limits: LimitSettings) -> FastAPI:
         openapi_extra=_body(LabelSetRequest),
     )
     async def add_label_set(request: Request) -> Response:
-        return await _answer(_add_label_set(service, request, limits))
+        return await _answer(_add_label_set(service, request, limits, tenants.of(request)))
 
     @app.get(
         "/v1/label-sets/{set_id}",
@@ -118,7 +123,7 @@ def build_http_app(service: Service, limits: LimitSettings) -> FastAPI:
         openapi_extra=_SET_ID,
     )
     async def label_set(request: Request) -> Response:
-        return await _answer(_label_set(service, request.path_params["set_id"]))
+        return await _answer(_label_set(service, request.path_params["set_id"], tenants.of(request)))
 
     @app.delete(
         "/v1/label-sets/{set_id}",
@@ -131,38 +136,38 @@ def build_http_app(service: Service, limits: LimitSettings) -> FastAPI:
         openapi_extra=_SET_ID,
     )
     async def delete_label_set(request: Request) -> Response:
-        return await _answer(_delete_label_set(service, request.path_params["set_id"]))
+        return await _answer(_delete_label_set(service, request.path_params["set_id"], tenants.of(request)))
 
     return app
 
 
-async def _classify(service: Service, request: Request, limits: LimitSettings) -> dict[str, Any]:
+async def _classify(service: Service, request: Request, limits: LimitSettings, tenant: str | None) -> dict[str, Any]:
     body = parse_json_object(await read_body(request, limits.max_body_bytes))
     set_id = label_set_id(body)
-    known = None if set_id is None else await _known_labels(service, set_id)
-    return await service.classify(parse_classify(body, limits, known))
+    known = None if set_id is None else await _known_labels(service, set_id, tenant)
+    return await service.classify(replace(parse_classify(body, limits, known), tenant=tenant))
 
 
-async def _known_labels(service: Service, set_id: str) -> LabelSet:
+async def _known_labels(service: Service, set_id: str, tenant: str | None) -> LabelSet:
     try:
-        return (await service.label_set(set_id)).labels
+        return (await service.label_set(set_id, tenant=tenant)).labels
     except UnknownLabelSetError as error:
         raise UnknownLabelSetError(set_id, ("label_set",)) from error
 
 
-async def _add_label_set(service: Service, request: Request, limits: LimitSettings) -> Response:
+async def _add_label_set(service: Service, request: Request, limits: LimitSettings, tenant: str | None) -> Response:
     body = parse_json_object(await read_body(request, limits.max_body_bytes))
-    answer, new = await service.add_label_set(*parse_label_set(body, limits))
+    answer, new = await service.add_label_set(*parse_label_set(body, limits), tenant=tenant)
     where = {"Location": f"label-sets/{answer['id']}"}  # relative to this path, which may have a prefix
     return _json(answer, 201 if new else 200, where)
 
 
-async def _label_set(service: Service, set_id: str) -> dict[str, Any]:
-    return {"id": set_id, **(await service.label_set(set_id)).json()}
+async def _label_set(service: Service, set_id: str, tenant: str | None) -> dict[str, Any]:
+    return {"id": set_id, **(await service.label_set(set_id, tenant=tenant)).json()}
 
 
-async def _delete_label_set(service: Service, set_id: str) -> Response:
-    await service.delete_label_set(set_id)
+async def _delete_label_set(service: Service, set_id: str, tenant: str | None) -> Response:
+    await service.delete_label_set(set_id, tenant=tenant)
     return Response(status_code=204)
 
 

@@ -103,6 +103,7 @@ class ClassifyQuery:
     explain: Explain
     return_logits: bool
     top_k: int | None
+    tenant: str | None = None
 
 
 def label_set_id(body: dict[str, Any]) -> str | None:

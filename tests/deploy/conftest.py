@@ -14,6 +14,7 @@ import pytest
 
 from deploy.encoder import Encoder
 from deploy.http.routes import build_http_app
+from deploy.http.tenants import Tenants
 from deploy.ingress import Ingress
 from deploy.label_cache import MemoryStore, Store
 from deploy.model import ServedModel
@@ -135,7 +136,7 @@ class Stack:
         self.encoder = Encoder(settings, model)
         self.scorer = Scorer(settings, self.encode, self.describe, store, model)
         self.ingress = Ingress(settings, self._send, self.describe, self._warm, lambda: self.slots, store, model)
-        self.app = build_http_app(self.ingress, settings.limits)
+        self.app = build_http_app(self.ingress, settings.limits, Tenants(per_key=settings.label_cache.tenant_per_key))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
 
     async def encode(self, batch: EncodeBatch) -> EncodedRows:
@@ -153,10 +154,10 @@ class Stack:
             raise self.failures.pop(0)
         return crossed(await self.scorer.score(await self.encode(batch), crossed(questions)))
 
-    async def _warm(self, fingerprint: str, labels: LabelSet) -> LabelReport:
+    async def _warm(self, fingerprint: str, labels: LabelSet, tenant: str | None) -> LabelReport:
         if self.failures:
             raise self.failures.pop(0)
-        return crossed(await self.scorer.warm(fingerprint, crossed(labels)))
+        return crossed(await self.scorer.warm(fingerprint, crossed(labels), tenant))
 
     def replace_encoder(self, model: ServedModel) -> None:
         """The encoder's replica ends, and one with another model stands in its place."""

@@ -90,7 +90,7 @@ class Replica:
         """The encoded texts, and the batch of questions about them."""
         tokens = self.model.tokenizer.documents(TEXTS).tokens
         wanted = questions or tuple(Question(i, 0, False, None) for i in range(len(TEXTS)))
-        return self.rows(tokens), ScoreBatch(self.identity.fingerprint, tokens.keep, sets, wanted)
+        return self.rows(tokens), ScoreBatch(self.identity.fingerprint, tokens.keep, sets, (None,) * len(sets), wanted)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def test_all_of_it_crosses_a_process(crossed: Callable[[Any], Any]) -> None:
     assert (scored.answers[0].report.cached, scored.answers[0].report.warnings) == (3, report.warnings)
     assert scored.answers[1].loc == ("labels", 1)
 
-    questions = crossed(ScoreBatch("print", TOKENS.keep, (labels,), (Question(0, 0, "all", None),)))
+    questions = crossed(ScoreBatch("print", TOKENS.keep, (labels,), (None,), (Question(0, 0, "all", None),)))
     assert questions.label_sets == (labels,)
     assert hash(questions.label_sets[0]) == hash(labels)
     assert questions.questions[0].explain == "all"

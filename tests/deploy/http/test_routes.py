@@ -39,15 +39,17 @@ class FakeService:
         given: dict[str, Any] = self._give()
         return given
 
-    async def add_label_set(self, labels: LabelSet, name: str | None) -> tuple[dict[str, Any], bool]:
+    async def add_label_set(
+        self, labels: LabelSet, name: str | None, *, tenant: str | None = None
+    ) -> tuple[dict[str, Any], bool]:
         self._give()
         return {"id": Definition.of(labels, name).set_id}, True
 
-    async def label_set(self, set_id: str) -> Definition:
+    async def label_set(self, set_id: str, *, tenant: str | None = None) -> Definition:
         given: Definition = self._give()
         return given
 
-    async def delete_label_set(self, set_id: str) -> None:
+    async def delete_label_set(self, set_id: str, *, tenant: str | None = None) -> None:
         self._give()
 
     async def ready(self) -> None:
