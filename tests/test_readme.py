@@ -50,3 +50,13 @@ def test_every_setting_is_documented() -> None:
         for word in re.findall(r"`(\w+\.\w+)`", row)
     }
     assert documented == keys
+
+
+def test_every_metric_is_documented() -> None:
+    """docs/label-cache.md names each metric of the label cache, and none that isn't there."""
+    from deploy.label_cache import metrics
+    from deploy.telemetry import Metric
+
+    names = {value.name for value in vars(metrics).values() if isinstance(value, Metric)}
+    page = (ROOT / "docs" / "label-cache.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(tokenalign_label_\w+)`", page)) == names
