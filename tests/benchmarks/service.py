@@ -164,8 +164,8 @@ def load(bodies: Path, start: int, connections: int, seconds: int) -> dict[str, 
     return {
         "connections": connections,
         "requests_per_s": float(re.search(r"Requests/sec:\s+([\d.]+)", output)[1]),
-        "p50_ms": milliseconds(re.search(r"50%\s+(\S+)", output)[1]),
-        "p99_ms": milliseconds(re.search(r"99%\s+(\S+)", output)[1]),
+        "p50_ms": milliseconds(re.search(r"^ +50%\s+(\S+)", output, re.MULTILINE)[1]),
+        "p99_ms": milliseconds(re.search(r"^ +99%\s+(\S+)", output, re.MULTILINE)[1]),
         "load_generator_cpus": round(cpu_s / seconds, 2),
     }
 
