@@ -14,7 +14,7 @@ from tokenalign.labels import LabelSet
 from tokenalign.maxsim import best_description, matches, maxsim
 from tokenalign.results import FloatArray, LabelAlignment
 from tokenalign.text import TokenizedTexts
-from tokenalign.tokens import IntArray, TokenBatch, compact, offsets_of
+from tokenalign.tokens import IntArray, TokenBatch, compact, offsets_of, ragged_positions
 
 # Cosines held at a time, 128 MiB of fp32: 1,024 full texts against 2,048 labels would be several gigabytes at once.
 MAX_SIMILARITIES = 2**25
@@ -56,8 +56,9 @@ class DocumentKeys:
         """The documents at `indices`, in that order."""
         if list(indices) == list(range(len(self.lengths))):
             return self
-        rows = torch.cat([self.slice(i) for i in indices])
-        return DocumentKeys(rows, self.lengths[list(indices)])
+        chosen = np.asarray(indices, dtype=np.int64)
+        positions = ragged_positions(offsets_of(self.lengths)[chosen], self.lengths[chosen])
+        return DocumentKeys(self.values[torch.from_numpy(positions).to(self.values.device)], self.lengths[chosen])
 
     def parts(self, max_tokens: int) -> "Iterator[DocumentKeys]":
         """The documents in order, in runs of at most `max_tokens` tokens, or of one document; at least one run."""
