@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from deploy.http.errors import HttpError, NotReadyError, to_http
+from deploy.http.errors import HttpError, to_http
 from deploy.http.limits import parse_json_object, read_body
 from deploy.http.schemas import (
     ClassifyQuery,
@@ -239,6 +239,3 @@ def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
         504: "No answer within the time limit.",
     }
     return {s: {"model": ErrorResponse, "description": meaning[s]} for s in statuses if s != 200}
-
-
-__all__ = ["NotReadyError", "Service", "build_http_app"]

@@ -11,7 +11,8 @@ import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from deploy.http.routes import NotReadyError, build_http_app
+from deploy.http.errors import NotReadyError
+from deploy.http.routes import build_http_app
 from deploy.http.schemas import ClassifyQuery
 from deploy.label_sets import Definition
 from deploy.settings import LimitSettings
