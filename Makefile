@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-bench
+PEERS_STAMP := $(PEERS)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: serve test check format nightly clean
+.PHONY: serve test check format nightly bench clean
 
 serve: $(STAMP)
 	@exec $(BIN)/tokenalign-deploy serve serve_config.yaml
@@ -22,6 +24,11 @@ check: $(STAMP)
 nightly: $(STAMP)
 	$(BIN)/python -m pytest -m nightly
 
+# The performance report, docs/benchmarks/performance.md, in some 25 minutes on a machine that does nothing else.
+# `make bench QUICK=1` only sees that it works; ONLY=service,latency measures some parts; ARGS passes other options.
+bench: $(STAMP) $(if $(findstring peers,$(or $(ONLY),peers)),$(PEERS_STAMP))
+	$(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -33,5 +40,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[minilm,serve,test]'
 	@touch $@
 
+# What tokenalign is compared with, apart from it.
+$(PEERS_STAMP): tests/benchmarks/peers.txt constraints.txt
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@echo "installing the peers of the benchmark into $(PEERS) (minutes at first)"
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r tests/benchmarks/peers.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache
