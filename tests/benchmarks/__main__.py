@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from tests.benchmarks import label_counts, throughput
+from tests.benchmarks import label_counts, latency, library_flops, overload, quality, throughput
 from tests.benchmarks.bench import PEERS_PYTHON, Bench, Options, say
 from tests.benchmarks.children import ROOT
 from tests.benchmarks.machine import Machine
@@ -23,6 +23,10 @@ from tests.benchmarks.reporting import target_table
 PARTS: dict[str, ModuleType] = {
     "service": throughput,
     "labels": label_counts,
+    "quality": quality,
+    "overload": overload,
+    "latency": latency,
+    "flops": library_flops,
 }
 COMMITTED, DRAFTS = ROOT / "docs" / "benchmarks", ROOT / ".cache" / "benchmarks"
 
