@@ -21,8 +21,8 @@ import psutil
 import yaml
 
 from deploy.label_commands import ServiceError, add_labels_command, warm_labels
-from deploy.label_files import LabelFile
 from tokenalign.errors import ConfigError, TokenAlignError
+from tokenalign.label_files import LabelFile
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema

@@ -12,7 +12,6 @@ from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
 from deploy.http.errors import NotReadyError
 from deploy.http.schemas import ClassifyQuery, label_set_json, response_json
 from deploy.label_cache.store import Store
-from deploy.label_files import LabelFile
 from deploy.label_sets import Definition, LabelSets, LabelSetsUnavailableError
 from deploy.model import ServedModel
 from deploy.settings import Settings
@@ -29,6 +28,7 @@ from deploy.wire import (
     check_fingerprint,
 )
 from tokenalign.errors import ConfigError, FingerprintMismatchError, InputError, TokenAlignError
+from tokenalign.label_files import LabelFile
 from tokenalign.labels import LabelSet
 from tokenalign.results import Explain
 from tokenalign.text import TokenizedTexts

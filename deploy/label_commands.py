@@ -10,8 +10,8 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
-from deploy.label_files import LabelFile
 from tokenalign.errors import ConfigError, TokenAlignError
+from tokenalign.label_files import LabelFile
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 120.0
