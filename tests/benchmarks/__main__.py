@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from tests.benchmarks import label_counts, latency, library_flops, overload, quality, throughput
+from tests.benchmarks import label_counts, latency, library_flops, overload, peers, quality, qwen3, throughput
 from tests.benchmarks.bench import PEERS_PYTHON, Bench, Options, say
 from tests.benchmarks.children import ROOT
 from tests.benchmarks.machine import Machine
@@ -27,6 +27,8 @@ PARTS: dict[str, ModuleType] = {
     "overload": overload,
     "latency": latency,
     "flops": library_flops,
+    "peers": peers,
+    "qwen3": qwen3,
 }
 COMMITTED, DRAFTS = ROOT / "docs" / "benchmarks", ROOT / ".cache" / "benchmarks"
 

@@ -223,17 +223,22 @@ class Generator:
     _pending_due: float | None = None
 
     def _send(self, due: float) -> None:
-        if self._idle:
-            connection = self._idle.pop()
-        elif len(self._busy) < MAX_CONNECTIONS:
-            connection = _Connection(self._plan.port)
-            self._outcome.connections += 1
-            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        if self._plan.rate is not None and self._window[0] <= due < self._window[1]:
+            self._late.append(time.perf_counter() - due)
+        if self._idle or len(self._busy) < MAX_CONNECTIONS:
+            self._start(self._free_connection(), due)
         else:
             self._outcome.waited += 1
             self._waiting.append(due)
-            return
-        self._start(connection, due)
+
+    def _free_connection(self) -> _Connection:
+        """One that is kept, or a new one."""
+        if self._idle:
+            return self._idle.pop()
+        connection = _Connection(self._plan.port)
+        self._outcome.connections += 1
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        return connection
 
     def _start(self, connection: _Connection, due: float) -> None:
         connection.due = due
@@ -241,8 +246,6 @@ class Generator:
         self._next += 1
         self._busy.add(connection)
         connection.sent = time.perf_counter()
-        if self._plan.rate is not None and self._window[0] <= due < self._window[1]:
-            self._late.append(connection.sent - due)
         self._push(connection)
 
     def _push(self, connection: _Connection) -> None:
@@ -291,7 +294,7 @@ class Generator:
         else:
             self._idle.append(connection)
         if self._waiting:
-            self._send(self._waiting.popleft())
+            self._start(self._free_connection(), self._waiting.popleft())
         elif self._plan.rate is None and self._sending:
             self._send(now)
 
