@@ -11,10 +11,11 @@ from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from deploy.http.errors import HttpError, to_http
 from deploy.http.limits import parse_json_object, read_body
+from deploy.http.page import Page
 from deploy.http.schemas import (
     ClassifyQuery,
     ClassifyRequest,
@@ -69,14 +70,15 @@ class Service(Protocol):
 def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | None = None) -> FastAPI:
     """The ASGI application; without `tenants` all callers share what is cached and kept."""
     tenants = tenants or Tenants()
+    page = Page.load()
     # No ReDoc: its page shows a picture from its maker's host.
     app = FastAPIOffline(redoc_url=None, title="tokenalign", version="1", description=_DESCRIPTION)
     app.add_exception_handler(Exception, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
 
     @app.get("/", include_in_schema=False)
-    async def home() -> RedirectResponse:
-        return RedirectResponse("docs")
+    async def home() -> Response:
+        return page.response()
 
     @app.get("/health/live", summary="Whether this process runs", responses=_answers(200))
     async def live() -> dict[str, str]:

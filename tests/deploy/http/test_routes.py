@@ -223,12 +223,6 @@ class TestOtherRoutes:
             body = {"labels": ["a", "b"]} if path == "/v1/label-sets" else GOOD
             assert (await client.request(method, path, json=body)).status_code in (200, 201)
 
-    async def test_the_root_leads_to_the_documentation(self, client: httpx.AsyncClient) -> None:
-        """Who opens the address in a browser lands on the API's pages, also behind a prefix."""
-        response = await client.get("/")
-        assert response.is_redirect
-        assert response.headers["location"] == "docs"
-
 
 @pytest.fixture
 async def openapi(client: httpx.AsyncClient) -> dict[str, Any]:
