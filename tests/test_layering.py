@@ -19,6 +19,7 @@ LAYERS = {
         "labels",
         "label_files",
         "tokens",
+        "packing",
         "config",
         "references",
         "text",
