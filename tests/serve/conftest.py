@@ -110,3 +110,20 @@ def wait_until_ready() -> Callable[..., None]:
         pytest.fail(f"not ready after {START_S} s:\n{served.log.read_text()}")
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def default_app(
+    launch: Callable[[Config], "contextlib.AbstractContextManager[Served]"],
+    project_config: Callable[[], Config],
+    wait_until_ready: Callable[..., None],
+) -> Iterator[Served]:
+    """The application as it ships, one for all tests of it; leaving it checks that Ctrl-C ends all that it started."""
+    with launch(project_config()) as running:
+        wait_until_ready(running)
+        yield running
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the application as it ships come last, so that it doesn't run beside those that start their own."""
+    items.sort(key=lambda item: "default_app" in getattr(item, "fixturenames", ()))

@@ -23,11 +23,9 @@ EXAMPLE = {
 
 
 @pytest.fixture(scope="module")
-def served(launch: Any, project_config: Any, wait_until_ready: Any) -> Iterator[Any]:
-    """The running application; leaving it checks that Ctrl-C ends everything that it started."""
-    with launch(project_config()) as running:
-        wait_until_ready(running)
-        yield running
+def served(default_app: Any) -> Any:
+    """The running application."""
+    return default_app
 
 
 @pytest.fixture(scope="module")
