@@ -1,4 +1,4 @@
-"""Writes each overlay's serve_config.yaml: the project's own, with the changes of base, the overlay's components and the overlay.
+"""Writes each overlay's serve_config.yaml: the project's own, changed by base, components and overlay.
 
 `python k8s/generate.py` writes them; `--check` changes nothing and ends with 1 when one is out of date.
 """

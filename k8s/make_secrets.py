@@ -1,6 +1,7 @@
-"""Prints the two Secrets that the manifests ask for, with fresh random passwords: `python k8s/make_secrets.py | kubectl apply -f -`.
+"""Prints the two Secrets that the manifests ask for, with fresh random passwords.
 
-Printed anew, every password is another one: then restart both Redis and the Ray pods. Nothing is written to a file.
+`python k8s/make_secrets.py | kubectl apply -f -` puts them in the cluster. Printed anew, every password is another one:
+then restart both Redis and the Ray pods. Nothing is written to a file.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ LABEL_CACHE_RIGHTS = "~tokenalign:* +getrange +get +set +pexpire +del +eval +pin
 """What docs/settings.md says the application needs; tokenalign is label_cache.namespace."""
 
 GCS_RIGHTS = "~RAY* ~DUMMY +@read +@write +@connection +@scripting -@dangerous +info +keys"
-"""Ray's tables are under RAY; it looks for a cluster by deleting DUMMY. Nothing that administers the server is needed."""
+"""Ray's tables are under RAY, and it deletes DUMMY to see who leads. Nothing that administers the server is needed."""
 
 
 def main() -> None:

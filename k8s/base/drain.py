@@ -56,7 +56,7 @@ def has_replica(commands: Iterable[list[str]]) -> bool:
 
 
 def ask_to_drain(node: str, deadline_s: int) -> bool:
-    """Whether Ray takes the node out of service. Serve then starts each of its replicas elsewhere before it ends it here."""
+    """Whether Ray takes the node out of service. Serve then starts each replica elsewhere before it ends it here."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node]
     command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the pod is ending"]
     command += ["--deadline-remaining-seconds", str(deadline_s)]

@@ -102,7 +102,7 @@ def render_overlay() -> Callable[[Path], Manifests]:
 
 
 def with_all_components(k8s: Path) -> Path:
-    """The gpu overlay of a copy of k8s/, with every component, its configuration made anew as docs/kubernetes.md says."""
+    """The gpu overlay of a copy of k8s/, with every component, its configuration made anew as the docs say."""
     overlay = k8s / "overlays" / "gpu"
     path = overlay / "kustomization.yaml"
     kustomization = yaml.safe_load(path.read_text())

@@ -1,7 +1,8 @@
 """What KubeRay 1.7, its autoscaler and Kubernetes ask for beyond their schemas.
 
-The sources are KubeRay's user guides (RayService, autoscaling, GCS fault tolerance, token authentication) and Kubernetes' page on
-disruption budgets. Each rule is a function that names what breaks it, and each is seen to find a mutation.
+The sources are KubeRay's user guides (RayService, autoscaling, GCS fault tolerance, token authentication) and
+Kubernetes' page on disruption budgets. Each rule is a function that names what breaks it, and each is seen to find a
+mutation.
 """
 
 import copy
@@ -207,8 +208,10 @@ def test_the_ray_version_is_the_pinned_one(manifests: Any, pinned: dict[str, str
 
 
 def test_budgets_are_numbers(manifests: Any) -> None:
-    """Of pods that no built-in controller owns, Kubernetes takes minAvailable as a number and nothing else, and a budget that
-    equals the fewest pods there are would forbid every drain."""
+    """Each worker group of several pods keeps one, and never all of them.
+
+    Of pods that no built-in controller owns, Kubernetes takes minAvailable as a number and nothing else.
+    """
     fewest = {group["groupName"]: group["minReplicas"] for group in manifests.ray_cluster()["workerGroupSpecs"]}
     budgets = manifests.of("PodDisruptionBudget")
     for budget in budgets:
@@ -223,7 +226,7 @@ def test_budgets_are_numbers(manifests: Any) -> None:
 
 
 def test_a_pod_outlives_its_longest_request(manifests: Any) -> None:
-    """Longest request < a replica's grace < the drain's deadline < the pod's grace, and an old cluster stays as long as a pod."""
+    """Longest request < a replica's grace < the drain's deadline < the pod's grace <= how long an old cluster stays."""
     config = manifests.serve_config()
     (app,) = config["applications"]
     longest_s = app["args"]["batching"].get("request_timeout_s", 30.0)

@@ -1,4 +1,4 @@
-"""What one manifest names in another is there: labels, ports, volumes, Secrets, Services, and room for every replica."""
+"""What one manifest names in another is there: labels, ports, volumes, Secrets, Services, room for every replica."""
 
 from collections.abc import Callable
 from typing import Any
@@ -196,7 +196,7 @@ def files_of(pod: dict[str, Any]) -> set[str]:
 
 
 def test_replicas_find_their_nodes(manifests: Any, amount: Callable[[Any], float]) -> None:
-    """Each deployment's label is one group's; its replica fits a pod, and its most replicas fit the group's most pods."""
+    """Each deployment's label is one group's; a replica fits a pod, fewest and most fit the fewest and most pods."""
     (app,) = manifests.serve_config()["applications"]
     for group in manifests.ray_cluster()["workerGroupSpecs"]:
         limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]

@@ -79,7 +79,7 @@ PROMETHEUS_RULE = {
 
 
 def strict(schema: Any, *, top: bool = True) -> Any:
-    """An openAPIV3Schema as JSON Schema that refuses what Kubernetes would prune, and numbers too large for their type."""
+    """An openAPIV3Schema as JSON Schema that refuses what Kubernetes would prune, and numbers beyond their type."""
     if isinstance(schema, list):
         return [strict(item, top=False) for item in schema]
     if not isinstance(schema, dict):
