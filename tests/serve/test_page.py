@@ -457,6 +457,16 @@ def test_a_phone_shows_all_without_scrolling_sideways(opened_page: Open) -> None
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
+def test_bars_stay_under_the_pointer(opened_page: Open) -> None:
+    """On a phone some labels need more lines than others; pointing at one must not set the bars swinging."""
+    with opened_page(viewport={"width": 390, "height": 844}) as opened:
+        opened.page.get_by_role("button", name="Try an example").click()
+        expect(opened.rows).to_have_count(4)
+        for row in opened.rows.all():
+            row.hover()
+            expect(opened.page.locator("#shown-label")).to_have_text(row.locator(".name").inner_text())
+
+
 def test_screenshot(opened_page: Open, tmp_path: Path) -> None:
     """The picture in the docs is this page with its example, a matched word brought out."""
     with opened_page(viewport={"width": 1280, "height": 720}, device_scale_factor=2) as opened:
