@@ -25,11 +25,13 @@ TEXTS_AT_A_TIME = 256  # answers of a long input appear while the rest is still 
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 
 # Their modules need torch, so they are imported only when one of them runs; what `--help` says of them stands here.
+TRAINING, BULK = "tokenalign.training.commands", "tokenalign.bulk.commands"
 COMMANDS = {
-    "train": ("add_train_parser", "train a head on a frozen backbone"),
-    "evaluate": ("add_evaluate_parser", "measure a head on a test split, beside the cosine baseline"),
+    "batch": (BULK, "add_batch_parser", "classify the texts of a file; a stopped run goes on"),
+    "train": (TRAINING, "add_train_parser", "train a head on a frozen backbone"),
+    "evaluate": (TRAINING, "add_evaluate_parser", "measure a head on a test split, beside the cosine baseline"),
+    "calibrate": (TRAINING, "add_calibrate_parser", "fit independent scores (multi_label) of a head that has none"),
 }
-COMMANDS_MODULE = "tokenalign.training.commands"
 
 EXAMPLE = """example:
   tokenalign --text 'I was charged twice' --labels 'duplicate card payment' 'card not received' --explain
@@ -39,7 +41,7 @@ other commands (each has its own --help):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, 2 after an error that is told on stderr, 130 after Ctrl-C."""
+    """The exit code: 0, 2 after an error that is told on stderr, 130 after Ctrl-C, or what a command gives."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run_command(words) if words and words[0] in COMMANDS else _classify(_parser().parse_args(words))
@@ -57,15 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_command(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="tokenalign")
     subparsers = parser.add_subparsers(required=True)
-    add_parser, _ = COMMANDS[words[0]]
-    getattr(import_module(COMMANDS_MODULE), add_parser)(subparsers)
+    module, add_parser, _ = COMMANDS[words[0]]
+    getattr(import_module(module), add_parser)(subparsers)
     options = parser.parse_args(words)
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)
 
 
 def _parser() -> argparse.ArgumentParser:
-    listing = "\n".join(f"  tokenalign {name:<10} {says}" for name, (_, says) in COMMANDS.items())
+    listing = "\n".join(f"  tokenalign {name:<10} {says}" for name, (*_, says) in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="tokenalign",
         description="Score texts against label descriptions given with them.",

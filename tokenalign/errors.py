@@ -64,3 +64,7 @@ class DataError(TokenAlignError):
 
 class TrainingError(TokenAlignError):
     """A training run can't start, go on, or be resumed as asked."""
+
+
+class BulkError(TokenAlignError):
+    """A bulk run can't start, go on, or be gone on with as asked."""

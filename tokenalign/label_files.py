@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenalign.errors import ConfigError, Loc
+from tokenalign.errors import ConfigError, InputError, Loc
+from tokenalign.labels import LabelSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class LabelFile:
             raise ConfigError(f"{path} has no labels; write one a line")
         labels = tuple(_label(line, f"{path}:{number}") for number, line in numbered)
         return cls(path, labels, tuple(number for number, _ in numbered))
+
+    def label_set(self) -> LabelSet:
+        """The labels, validated; `ConfigError` naming the line of one that isn't acceptable."""
+        try:
+            return LabelSet.of(self.labels)
+        except InputError as error:
+            raise ConfigError(f"{self.place(error.loc)}: {error}") from error
 
     def place(self, loc: Loc) -> str:
         """Where in the file the value stands that an error or a warning about `labels` is located at."""

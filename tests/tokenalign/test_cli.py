@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tokenalign.backbone import DTYPES
-from tokenalign.cli import COMMANDS, COMMANDS_MODULE, DTYPE_NAMES, main
+from tokenalign.cli import COMMANDS, DTYPE_NAMES, TRAINING, main
 from tokenalign.terminal import cut_notice, match_line, one_line
 
 LABELS = ["--labels", "card payment", "cash"]
@@ -254,17 +254,18 @@ def test_dtypes_are_the_backbones() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_come_from_training(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_come_from_their_modules(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command's module is imported when it runs, parses its own options, and gives the exit code."""
-    module = ModuleType(COMMANDS_MODULE)
+    name, adder, _ = COMMANDS[command]
+    module = ModuleType(name)
 
     def add_parser(subparsers: Any) -> None:
         parser = subparsers.add_parser(command)
         parser.add_argument("--seed", type=int)
         parser.set_defaults(run=lambda options: options.seed)
 
-    setattr(module, COMMANDS[command][0], add_parser)
-    monkeypatch.setitem(sys.modules, COMMANDS_MODULE, module)
+    setattr(module, adder, add_parser)
+    monkeypatch.setitem(sys.modules, name, module)
     assert main([command, "--seed", "7"]) == 7
 
 
@@ -275,10 +276,10 @@ def test_errors_of_commands_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys
     def run(options: Namespace) -> int:
         raise ConfigError("data set: not there")
 
-    module = ModuleType(COMMANDS_MODULE)
+    module = ModuleType(TRAINING)
     add_parser: Any = lambda subparsers: subparsers.add_parser("train").set_defaults(run=run)  # noqa: E731
     monkeypatch.setattr(module, "add_train_parser", add_parser, raising=False)
-    monkeypatch.setitem(sys.modules, COMMANDS_MODULE, module)
+    monkeypatch.setitem(sys.modules, TRAINING, module)
     assert main(["train"]) == 2
     assert capsys.readouterr().err == "error: data set: not there\n"
 
@@ -289,7 +290,7 @@ def test_help_lists_the_commands_without_loading_torch() -> None:
         "import sys, tokenalign.cli\n"
         "try:\n    tokenalign.cli.main(['--help'])\n"
         "except SystemExit:\n    pass\n"
-        "heavy = {'torch', 'transformers', 'rich', 'tokenalign.training'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'rich', 'tokenalign.training', 'tokenalign.bulk'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
