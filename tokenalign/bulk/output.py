@@ -142,7 +142,7 @@ class Output:
                 self._refuse_full()
             state = _State()
             if self._resumable:
-                self._save(state)
+                self._save(state)  # before anything is cut: a run that is killed here may be begun again
             else:
                 self._paths.progress.unlink(missing_ok=True)
         elif (size := self._size(self._output)) < state.output_bytes or self._size(self._errors) < state.errors_bytes:
@@ -155,6 +155,8 @@ class Output:
             self._cut()
         except OSError as error:
             raise BulkError(f"{self._paths.output} can't be cut: {error.strerror or error}") from error
+        if not state.place.rows:
+            self._save(state)
         return state
 
     def _refuse_full(self) -> None:
@@ -185,7 +187,7 @@ class Output:
             raise BulkError(f"{path} is of another version; use --overwrite to start anew, or write elsewhere")
         run = json.loads(json.dumps(self._run))  # as it reads from a file
         different = [key for key in {**run, **same} if run.get(key) != same.get(key)]
-        if different:
+        if different and numbers[0]:  # of a run that has no answer yet there is nothing to keep
             raise BulkError(
                 f"{self._paths.output}: the unfinished run there had another {', '.join(different)}; "
                 "repeat it as it was to go on, use --overwrite to start anew, or write elsewhere"

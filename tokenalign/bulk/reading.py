@@ -56,8 +56,12 @@ class Source:
     path: Path | None
     format: str
     columns: Columns
-    delimiter: str = ","
     window_rows: int = WINDOW_ROWS
+
+    @property
+    def delimiter(self) -> str:
+        """Between the fields of a line, where the format has lines of fields."""
+        return "\t" if self.format == "tsv" else ","
 
     @property
     def name(self) -> str:

@@ -44,7 +44,7 @@ class Job:
         labels = [[label.name, list(label.descriptions)] for label in question.labels.labels]
         return {
             "input": None if self.source.path is None else file_identity(self.source.path),
-            "format": [self.source.format, self.source.delimiter],
+            "format": self.source.format,
             "columns": [self.source.columns.text, self.source.columns.id],
             "labels": digest_of(labels),
             "explain": question.explain,

@@ -66,7 +66,7 @@ def job(tmp_path: Path) -> Callable[..., Job]:
         columns = Columns("text", question.pop("id_column", None))
         kind = "jsonl" if path is None else format_of(path)
         return Job(
-            Source(path, kind, columns, "\t" if kind == "tsv" else ",", window_rows),
+            Source(path, kind, columns, window_rows),
             Question(LABELS, **question),
             OutputPaths.of(tmp_path / "out.jsonl"),
             overwrite,

@@ -53,6 +53,14 @@ def test_answers_are_the_librarys(
         assert line == {"row": i, "id": str(i), **answer}
 
 
+def test_tabs(command: Command, texts: Path, tmp_path: Path) -> None:
+    """A .tsv file is read as its name says."""
+    path = tmp_path / "in.tsv"
+    path.write_text(texts.read_text().replace(",", "\t"))
+    assert main(command(source=path)) == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 20
+
+
 def test_bad_rows_have_an_exit_code(command: Command, texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """3, and the side file is named."""
     with texts.open("a") as file:

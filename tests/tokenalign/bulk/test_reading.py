@@ -36,8 +36,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def source(path: Path, *, id_column: str | None = None, window_rows: int = 4) -> Source:
-    kind = format_of(path)
-    return Source(path, kind, Columns("text", id_column), "\t" if kind == "tsv" else ",", window_rows)
+    return Source(path, format_of(path), Columns("text", id_column), window_rows)
 
 
 def rows(path: Path, **options: Any) -> list[Row | BadRow]:

@@ -193,6 +193,16 @@ class TestGoingOn:
         with pytest.raises(BulkError, match="--overwrite to start anew"):
             run_bulk(job(stopped), lambda: instant)
 
+    def test_a_run_without_an_answer_binds_nobody(self, job: MakeJob, mixed: Path, instant: Any) -> None:
+        """One that failed before its first window, for a mistyped model say, may be repeated with other options."""
+
+        def load() -> Any:
+            raise BulkError("no such model")
+
+        with pytest.raises(BulkError, match="no such model"):
+            run_bulk(job(mixed), load)
+        assert run_bulk(job(mixed, scores=True), lambda: instant).resumed_at == 0
+
     def test_overwrite_starts_anew(self, job: MakeJob, stopped: Path, instant: Any) -> None:
         """Whatever stood there."""
         assert run_bulk(job(stopped, scores=True, overwrite=True), lambda: instant).resumed_at == 0
