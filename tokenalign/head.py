@@ -3,6 +3,8 @@
 Source: the TokenAlign model card, Architecture, steps 3 to 6. All of it computes in fp32.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,12 +12,16 @@ from torch.nn import functional as F
 
 from tokenalign.config import ModelConfig
 from tokenalign.maxsim import capped_scale
-from tokenalign.tokens import TokenBatch, length_groups, ragged_positions
+from tokenalign.packing import Packing, packed_attention, packed_groups
+from tokenalign.tokens import TokenBatch, ragged_positions
 
 EPS = 1e-5
 DROPOUT = 0.1
 INITIAL_SCALE = 10.0
-MAX_PADDED_TOKENS = 8_192  # of one forward pass through the blocks: bounds memory, and short texts wait for no long one
+MAX_PADDED_TOKENS = 8_192  # of one padded pass through the blocks in training: bounds memory
+MAX_PACKED_TOKENS = 2_048  # of one pass otherwise: what lies between the layers then stays in a CPU's cache
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # of query, key and value: [.., length, heads, width / heads]
 
 
 class InputProjection(nn.Module):
@@ -38,7 +44,7 @@ class InputProjection(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm bidirectional block: x + Wo·attention(LN(x)), then x + FFN(LN(x)); `[batch, length, width]`."""
+    """A pre-norm bidirectional block: x + Wo·attention(LN(x)), then x + FFN(LN(x)); `[.., length, width]`."""
 
     def __init__(self, width: int, heads: int, ffn_width: int) -> None:
         super().__init__()
@@ -53,17 +59,13 @@ class Block(nn.Module):
         self.ffn_out = nn.Linear(ffn_width, width)
         self.dropout = nn.Dropout(DROPOUT)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x: `[batch, length, width]`; mask: `[batch, 1, 1, length]` bool, true where there is a token."""
+    def forward(self, x: Tensor, attention: Attention) -> Tensor:
+        """x: `[.., length, width]`; `attention` knows which of its tokens see each other."""
         normal = self.attention_norm(x)
         query, key, value = (
-            layer(normal).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
+            layer(normal).unflatten(-1, (self.heads, -1)) for layer in (self.query, self.key, self.value)
         )
-        attended = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=DROPOUT if self.training else 0.0
-        )
-        x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(-2)))
+        x = x + self.dropout(self.output(attention(query, key, value).flatten(-2)))
         hidden = self.dropout(F.gelu(self.ffn_in(self.ffn_norm(x))))
         out: Tensor = x + self.dropout(self.ffn_out(hidden))
         return out
@@ -104,9 +106,32 @@ class AlignmentHead(nn.Module):
 
         rows: `[batch, length, width]`, mask: `[batch, length]` bool, true where there is a token
         """
-        attention_mask = mask[:, None, None, :]
+
+        def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            attended = F.scaled_dot_product_attention(
+                query.transpose(1, 2),
+                key.transpose(1, 2),
+                value.transpose(1, 2),
+                attn_mask=mask[:, None, None, :],
+                dropout_p=DROPOUT if self.training else 0.0,
+            )
+            return attended.transpose(1, 2)
+
         for block in self.blocks:
-            rows = block(rows, attention_mask)
+            rows = block(rows, attention)
+        return rows
+
+    def contextualize_packed(self, rows: Tensor, packing: Packing) -> Tensor:
+        """The shared blocks, each sequence by itself, without padding; never in training, whose dropout it leaves out.
+
+        rows: `[tokens, width]`, laid out as `packing` says
+        """
+
+        def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return packed_attention(query, key, value, packing)
+
+        for block in self.blocks:
+            rows = block(rows, attention)
         return rows
 
     def queries(self, rows: Tensor) -> Tensor:
@@ -120,18 +145,14 @@ class AlignmentHead(nn.Module):
     def contextualize_ragged(self, batch: TokenBatch) -> Tensor:
         """`[kept tokens, width]` contextualised rows of the kept tokens, in order.
 
-        batch: projected rows `[tokens, width]`. Sequences pass through the blocks in groups of similar length, so
-        little of the work is padding.
+        batch: projected rows `[tokens, width]`. Sequences pass through the blocks packed, shortest first.
         """
         # Arrays from another process are read-only, which torch can't share: astype copies.
         values = torch.from_numpy(batch.values.astype(np.float32)).to(self.device)
         offsets = batch.offsets
         out = torch.empty(len(values), self.width, device=self.device)
-        for group in length_groups(batch.lengths, MAX_PADDED_TOKENS):
-            lengths = torch.from_numpy(batch.lengths[group]).to(self.device)
-            mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
-            positions = torch.from_numpy(ragged_positions(offsets[group], batch.lengths[group])).to(self.device)
-            padded = values.new_zeros(*mask.shape, self.width)
-            padded[mask] = values[positions]
-            out[positions] = self.contextualize(padded, mask)[mask]
+        for group in packed_groups(batch.lengths, MAX_PACKED_TOKENS):
+            lengths = batch.lengths[group]
+            positions = torch.from_numpy(ragged_positions(offsets[group], lengths)).to(self.device)
+            out[positions] = self.contextualize_packed(values[positions], Packing.of(lengths, self.device))
         return out[torch.from_numpy(np.flatnonzero(batch.keep)).to(self.device)]

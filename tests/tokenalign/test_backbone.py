@@ -115,8 +115,8 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch, device: str
 class MaskIgnoringBert(BertModel):  # type: ignore[no-untyped-call]  # transformers leaves its hook untyped
     """A model whose tokens see the padding."""
 
-    def forward(self, input_ids: Any, attention_mask: Any, **options: Any) -> Any:
-        return super().forward(input_ids=input_ids, attention_mask=torch.ones_like(attention_mask), **options)
+    def forward(self, input_ids: Any, attention_mask: Any = None, **options: Any) -> Any:
+        return super().forward(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **options)
 
 
 def tiny_bert(kind: type[BertModel]) -> BertModel:
@@ -138,6 +138,73 @@ def test_self_check_finds_nan() -> None:
     torch.nn.init.constant_(model.embeddings.word_embeddings.weight, float("nan"))
     with pytest.raises(BackboneError):
         Backbone(model, IDENTITY, torch.device("cpu")).self_check()
+
+
+class Recording:
+    """Wraps a model; remembers how many tokens each pass had, padding counted."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.passes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: Any) -> Any:
+        self.passes.append(inputs["input_ids"].numel())
+        return self._model(**inputs)
+
+
+def recorded(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens of each pass from now on."""
+    model = Recording(backbone._model)
+    monkeypatch.setattr(backbone, "_model", model)
+    return model.passes
+
+
+@pytest.mark.parametrize("kind", ["bert", pytest.param("qwen3", marks=pytest.mark.data)])
+def test_transformers_run_without_padding(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sequences of a batch share one pass over as many tokens as they have."""
+    backbone = load(request.getfixturevalue(f"{kind}_backbone"))
+    passes = recorded(backbone, monkeypatch)
+    backbone.encode(batch_of(*SEQUENCES))
+    assert passes == [sum(map(len, SEQUENCES))]
+
+
+@pytest.mark.data
+def test_models_with_linear_attention_stay_padded(qwen35_backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a token sees the sequence before its own, packing is found out and not used."""
+    backbone = load(qwen35_backbone)
+    assert backbone.pack() is False
+    passes = recorded(backbone, monkeypatch)
+    backbone.encode(batch_of([1, 2, 3], [1, 2, 3, 4]))
+    assert passes == [8]
+
+
+class WindowedBert(BertModel):  # type: ignore[no-untyped-call]
+    """A model that asks its attention for a window."""
+
+    def forward(self, **inputs: Any) -> Any:
+        return super().forward(sliding_window=64, **inputs)
+
+
+class CountingBert(BertModel):  # type: ignore[no-untyped-call]
+    """A model that takes the positions from the place in the row, whatever it is given."""
+
+    def forward(self, position_ids: Any = None, **inputs: Any) -> Any:
+        return super().forward(**inputs)
+
+
+@pytest.mark.parametrize("kind", [WindowedBert, CountingBert])
+def test_models_that_packing_would_change_stay_padded(kind: type[BertModel]) -> None:
+    """A model that packing would give other states is used as it was."""
+    backbone = Backbone(tiny_bert(kind), IDENTITY, torch.device("cpu"))
+    before = backbone.encode(batch_of(*SEQUENCES))
+    assert backbone.pack() is False
+    assert torch.equal(backbone.encode(batch_of(*SEQUENCES)), before)
+    assert Backbone(tiny_bert(BertModel), IDENTITY, torch.device("cpu")).pack() is True
 
 
 def copy_of(folder: Path, target: Path) -> Path:
