@@ -33,6 +33,17 @@ class BackboneReference(_Frozen):
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
 
 
+class MultiLabelCalibration(_Frozen):
+    """How a logit, as answers give it, becomes the probability that its label holds: sigmoid(scale · logit + bias).
+
+    Source: Platt, 1999, eq. 1, one label against the rest, the same two numbers for all labels. `scale` is positive, so
+    that the order of the labels stays that of their logits.
+    """
+
+    scale: float = Field(gt=0, allow_inf_nan=False)
+    bias: float = Field(allow_inf_nan=False)
+
+
 def _template_with(field: str) -> Any:
     def check(template: str) -> str:
         if template.count("{" + field + "}") != 1:
@@ -51,6 +62,7 @@ class ModelConfig(_Frozen):
     width, blocks, heads, ffn_width: of the alignment head
     max_length: tokens of a document or a label, template and special tokens included
     temperature: logits are divided by it; fitted on validation data after training
+    multi_label: makes independent probabilities of logits; fitted likewise, None where it was not
     label_template: boilerplate around a description; context for its tokens, never scored
     provenance: how the head was made; free-form, kept as it is
     """
@@ -67,6 +79,7 @@ class ModelConfig(_Frozen):
     document_template: Annotated[str, _template_with("text")] = "{text}"
     label_template: Annotated[str, _template_with("label")] = "{label}"
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    multi_label: MultiLabelCalibration | None = None
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

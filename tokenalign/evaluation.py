@@ -137,6 +137,23 @@ def expected_calibration_error(probabilities: FloatArray, targets: IndexArray, b
     return float(np.abs(gaps).sum() / len(targets))
 
 
+def pair_negative_log_likelihood(probabilities: FloatArray, holds: NDArray[np.bool_]) -> float:
+    """The mean over all pairs of text and label of -log p(what is so), in nats; both arrays of one shape."""
+    chosen = np.where(holds, probabilities, 1.0 - probabilities.astype(np.float64))
+    return float(-np.log(np.maximum(chosen, np.finfo(np.float64).tiny)).mean())
+
+
+def pair_calibration_error(probabilities: FloatArray, holds: NDArray[np.bool_], bins: int = CALIBRATION_BINS) -> float:
+    """The mean gap between a label's probability and how often it holds, over equal-width bins of all pairs.
+
+    Bins ((m-1)/M, m/M] of the probability, weighted by their pairs. Source: Guo et al., 2017, eq. 3, for two classes.
+    """
+    flat = probabilities.astype(np.float64).ravel()
+    bin_of = np.clip(np.ceil(flat * bins).astype(np.int64) - 1, 0, bins - 1)
+    gaps = np.bincount(bin_of, weights=holds.ravel() - flat, minlength=bins)
+    return float(np.abs(gaps).sum() / len(flat))
+
+
 def softmax_at(logits: FloatArray, temperature: float) -> NDArray[np.float64]:
     """`[examples, classes]` softmax of logits / temperature, in fp64."""
     scaled = logits.astype(np.float64) / temperature

@@ -99,6 +99,41 @@ class LabelSet:
         return cls(parsed)
 
 
+def label_sets(
+    labels: object,
+    texts: int,
+    *,
+    min_labels: int = 2,
+    max_labels: int = DEFAULT_MAX_LABELS,
+    max_chars: int = DEFAULT_MAX_LABEL_CHARS,
+) -> tuple[LabelSet, ...]:
+    """One label set for all texts, or, of a list that holds nothing but lists, one for each of `texts` texts.
+
+    Raises `InputError` as `LabelSet.of` does, at `("labels", text, …)` where there is a list for each text, and at
+    `("labels",)` where there are more or fewer lists than texts.
+    """
+    limits = {"min_labels": min_labels, "max_labels": max_labels, "max_chars": max_chars}
+    if not has_label_sets(labels):
+        return (LabelSet.of(labels, **limits),)  # type: ignore[arg-type]  # `of` refuses what is none
+    assert isinstance(labels, (list, tuple))  # noqa: S101  has_label_sets says so
+    if len(labels) != texts:
+        raise InputError(
+            f"{len(labels):,} lists of labels given for {texts:,} text{'' if texts == 1 else 's'}; "
+            "give one list of labels, or one for each text",
+            ("labels",),
+        )
+    return tuple(LabelSet.of(items, loc=("labels", i), **limits) for i, items in enumerate(labels))
+
+
+def has_label_sets(labels: object) -> bool:
+    """Whether `labels` are a list for each text: a list or tuple of nothing but lists, tuples and `LabelSet`s."""
+    return (
+        isinstance(labels, (list, tuple))
+        and bool(labels)
+        and all(isinstance(item, (list, tuple, LabelSet)) for item in labels)
+    )
+
+
 def check_text(text: object, loc: Sequence[str | int], max_chars: int, what: str = "text") -> str:
     """`text` itself when it is a string that can be encoded; else `InputError` at `loc`."""
     if not isinstance(text, str):

@@ -43,6 +43,14 @@ def weights_digest_file(folder: Path) -> Path:
     )
 
 
+def local_backbone(reference: str, base: Path | None = None) -> Path | None:
+    """The folder that a reference names, looked for below `base` first; None when it names none."""
+    for folder in (base / reference if base else None, Path(reference).expanduser()):
+        if folder is not None and folder.is_dir():
+            return folder
+    return None
+
+
 def resolve_backbone(
     backbone: BackboneReference,
     *,
@@ -58,9 +66,8 @@ def resolve_backbone(
     reference = backbone.reference
     if reference.startswith(PACKAGE_PREFIX):
         return _package_folder(reference.removeprefix(PACKAGE_PREFIX))
-    for folder in (base / reference if base else None, Path(reference).expanduser()):
-        if folder is not None and folder.is_dir():
-            return folder
+    if folder := local_backbone(reference, base):
+        return folder
     if reference.startswith((".", "/", "~")) or reference.count("/") != 1:
         raise BackboneError(
             f"backbone {reference!r} is no folder here, no hub id (owner/name) and no {PACKAGE_PREFIX}NAME; "

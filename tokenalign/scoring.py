@@ -60,6 +60,13 @@ class DocumentKeys:
         positions = ragged_positions(offsets_of(self.lengths)[chosen], self.lengths[chosen])
         return DocumentKeys(self.values[torch.from_numpy(positions).to(self.values.device)], self.lengths[chosen])
 
+    def merged(self, counts: IntArray) -> "DocumentKeys":
+        """Runs of consecutive sequences as one document each: the windows of a text. counts: `[documents]`, >= 1."""
+        if len(counts) == len(self.lengths):
+            return self
+        starts = offsets_of(counts)[:-1]
+        return DocumentKeys(self.values, np.add.reduceat(self.lengths, starts).astype(np.int32))
+
     def parts(self, max_tokens: int) -> "Iterator[DocumentKeys]":
         """The documents in order, in runs of at most `max_tokens` tokens, or of one document; at least one run."""
         offsets = offsets_of(self.lengths)

@@ -9,8 +9,10 @@ The rules (`TEXT_RULES_VERSION` names them):
 
 import json
 import os
+import reprlib
+import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,9 +24,12 @@ from tokenizers import Encoding, Tokenizer
 
 from tokenalign.config import ModelConfig
 from tokenalign.errors import BackboneError, ConfigError, InputError, Loc
-from tokenalign.tokens import BoolArray, IntArray, TokenBatch, offsets_of, segment_counts
+from tokenalign.labels import check_text
+from tokenalign.tokens import BoolArray, IntArray, TokenBatch, offsets_of, ragged_positions, segment_counts
 
 TOKENIZER_FILE = "tokenizer.json"
+DEFAULT_MAX_WINDOWS = 64
+MAX_TEMPLATE_CHARS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,14 @@ class TokenizedTexts:
         run = slice(*self.tokens.offsets[index : index + 2])
         return self.spans[run][self.tokens.keep[run]]
 
+    def select(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> "TokenizedTexts":
+        """The texts at `indices`, in that order."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        positions = ragged_positions(self.tokens.offsets[chosen], self.tokens.lengths[chosen])
+        return TokenizedTexts(
+            self.tokens.select(chosen), self.spans[positions], tuple(self.truncations[i] for i in chosen.tolist())
+        )
+
     def each(self) -> "list[TokenizedTexts]":
         """Every text by itself."""
         offsets = self.tokens.offsets
@@ -84,6 +97,56 @@ class TokenizedTexts:
         return pairs
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Windowed:
+    """Texts as one or more sequences each, all of a text's behind each other.
+
+    tokenized: the sequences; a token in two windows of a text has the same span in both
+    counts: `[texts]` int32, sequences of each text, at least 1
+    """
+
+    tokenized: TokenizedTexts
+    counts: IntArray
+
+    @classmethod
+    def whole(cls, tokenized: TokenizedTexts) -> "Windowed":
+        """Texts of one sequence each."""
+        return cls(tokenized, np.ones(len(tokenized.tokens), dtype=np.int32))
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def sequences(self, text: int) -> range:
+        """Which sequences are of one text."""
+        start = int(self.counts[:text].sum())
+        return range(start, start + int(self.counts[text]))
+
+    def kept_spans(self, text: int) -> IntArray:
+        """`[kept, 2]` spans of the scored tokens of one text, window by window."""
+        return np.concatenate([self.tokenized.kept_spans(i) for i in self.sequences(text)])
+
+    def kept_counts(self, text: int) -> IntArray:
+        """`[windows]` how many tokens of each of a text's windows are scored."""
+        return np.array([len(self.tokenized.kept_spans(i)) for i in self.sequences(text)], dtype=np.int32)
+
+    def window_spans(self, text: int) -> IntArray:
+        """`[windows, 2]` code points from the first to the last token of the text in each window."""
+        offsets, found = self.tokenized.tokens.offsets, []
+        for i in self.sequences(text):
+            spans = self.tokenized.spans[offsets[i] : offsets[i + 1]]
+            inside = spans[spans[:, 1] > 0]
+            found.append([inside[:, 0].min(), inside[:, 1].max()] if len(inside) else [0, 0])
+        return np.array(found, dtype=np.int32)
+
+    def parts(self, max_sequences: int) -> "Iterator[Windowed]":
+        """The texts in order, in runs of at most `max_sequences` sequences, or of one text."""
+        offsets, start = offsets_of(self.counts), 0
+        while start < len(self):
+            end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + max_sequences, side="right")) - 1)
+            yield Windowed(self.tokenized.select(np.arange(offsets[start], offsets[end])), self.counts[start:end])
+            start = end
+
+
 class TextTokenizer:
     """Turns documents and label descriptions into `TokenizedTexts`, each with its own template.
 
@@ -97,6 +160,7 @@ class TextTokenizer:
         self.digest = sha256(self._backend.to_str().encode()).hexdigest()
         self._document_template = self._split_template("document_template", config.document_template, "{text}")
         self._label_template = self._split_template("label_template", config.label_template, "{label}")
+        self.window_tokens = self._max_length + 1 - self._boilerplate(*self._document_template)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], config: ModelConfig) -> "TextTokenizer":
@@ -121,16 +185,70 @@ class TextTokenizer:
         """The tokens of `texts` in the document template; `InputError` at `(*loc, i)` for one without any token."""
         return self._tokenize(texts, *self._document_template, loc)
 
-    def labels(self, descriptions: Sequence[str], loc: Loc = ("labels",)) -> TokenizedTexts:
-        """The tokens of label `descriptions` in the label template; `InputError` at `(*loc, i)` likewise."""
-        return self._tokenize(descriptions, *self._label_template, loc)
+    def windows(
+        self,
+        texts: Sequence[str],
+        *,
+        stride: int | None = None,
+        max_windows: int = DEFAULT_MAX_WINDOWS,
+        loc: Loc = ("texts",),
+    ) -> Windowed:
+        """The tokens of `texts`, the longer ones in overlapping windows instead of cut.
+
+        A text is tokenised once, and windows are runs of its tokens with the template and the special tokens around
+        each. A window starts `stride` tokens after the one before it (half of `window_tokens` by default); the last one
+        ends with the text and is as long as the others. A text that fits is one window, the same tokens as in
+        `documents`. Which tokens are scored is decided over the whole text.
+        Raises `InputError` at `(*loc, i)` for a text without any token, or of more than `max_windows` windows.
+        """
+        step = check_window_stride(stride, self.window_tokens) or max(1, self.window_tokens // 2)
+        whole = self._tokenize(texts, *self._document_template, loc, cut=False)
+        limits = _WindowLimits(self._max_length, step, max_windows)
+        offsets = whole.tokens.offsets
+        positions: list[NDArray[np.int64]] = []
+        counts = np.ones(len(texts), dtype=np.int32)
+        for i in range(len(texts)):
+            found = _window_positions(whole.spans[offsets[i] : offsets[i + 1]], limits, (*loc, i))
+            positions += [run + offsets[i] for run in found]
+            counts[i] = len(found)
+        if len(positions) == len(texts):
+            return Windowed(whole, counts)
+        taken = np.concatenate(positions)
+        lengths = np.array([len(run) for run in positions], dtype=np.int32)
+        tokens = TokenBatch(whole.tokens.values[taken], lengths, whole.tokens.keep[taken])
+        return Windowed(TokenizedTexts(tokens, whole.spans[taken], (None,) * len(lengths)), counts)
+
+    def labels(
+        self, descriptions: Sequence[str], loc: Loc = ("labels",), template: str | None = None
+    ) -> TokenizedTexts:
+        """The tokens of label `descriptions` in the label template; `InputError` at `(*loc, i)` likewise.
+
+        template: instead of the model's own; checked as by `check_label_template`
+        """
+        parts = self._label_template if template is None else self.check_label_template(template)
+        return self._tokenize(descriptions, *parts, loc)
+
+    def check_label_template(self, template: object) -> tuple[str, str]:
+        """What stands before and after a label in a caller's template, which holds `{label}` once.
+
+        Raises `InputError` at `("label_template",)` for another value, one with a control token in it, and one that
+        leaves no token for the label.
+        """
+        loc = ("label_template",)
+        checked = check_text(template, loc, MAX_TEMPLATE_CHARS, "template")
+        if checked.count("{label}") != 1:
+            raise InputError(f"must hold {{label}} exactly once; it is {reprlib.repr(checked)}", loc)
+        try:
+            return self._split_template("label_template", checked, "{label}")
+        except ConfigError as error:
+            raise InputError(str(error).removeprefix("label_template: "), loc) from error
 
     def _split_template(self, key: str, template: str, field: str) -> tuple[str, str]:
         prefix, suffix = template.split(field)
         for token in self._added:
             if token in prefix or token in suffix:
                 raise ConfigError(f"{key}: has the control token {token!r}; templates are plain words, remove it")
-        boilerplate = len(self._backend.encode(prefix + "x" + suffix))
+        boilerplate = self._boilerplate(prefix, suffix)
         if boilerplate > self._max_length:
             raise ConfigError(
                 f"{key}: takes {boilerplate} tokens with one letter in it, max_length is {self._max_length}; "
@@ -138,14 +256,21 @@ class TextTokenizer:
             )
         return prefix, suffix
 
-    def _tokenize(self, texts: Sequence[str], prefix: str, suffix: str, loc: Loc) -> TokenizedTexts:
+    def _boilerplate(self, prefix: str, suffix: str) -> int:
+        """Tokens of a template with one letter in it, special tokens included."""
+        return len(self._backend.encode(prefix + "x" + suffix))
+
+    def _tokenize(
+        self, texts: Sequence[str], prefix: str, suffix: str, loc: Loc, *, cut: bool = True
+    ) -> TokenizedTexts:
         encodings = self._backend.encode_batch([prefix + text + suffix for text in texts])
         text_lengths = np.fromiter((len(text) for text in texts), np.int64, len(texts))
-        cut = [_cut(encoding, self._max_length) for encoding in encodings]
-        lengths = np.fromiter((len(c.ids) for c in cut), np.int32, len(cut))
-        ids = np.array([i for c in cut for i in c.ids], dtype=np.int32)
-        spans = np.array([s for c in cut for s in c.offsets], dtype=np.int32).reshape(-1, 2) - len(prefix)
-        special = np.array([s for c in cut for s in c.special], dtype=np.bool_)
+        limit = self._max_length if cut else sys.maxsize
+        runs = [_cut(encoding, limit) for encoding in encodings]
+        lengths = np.fromiter((len(c.ids) for c in runs), np.int32, len(runs))
+        ids = np.array([i for c in runs for i in c.ids], dtype=np.int32)
+        spans = np.array([s for c in runs for s in c.offsets], dtype=np.int32).reshape(-1, 2) - len(prefix)
+        special = np.array([s for c in runs for s in c.special], dtype=np.bool_)
         sequence = np.repeat(np.arange(len(texts)), lengths)
         np.clip(spans, 0, text_lengths[sequence][:, None], out=spans)
         of_user = (spans[:, 1] > spans[:, 0]) & ~special
@@ -159,10 +284,63 @@ class TextTokenizer:
             None
             if c.total == len(c.ids)
             else Truncation(c.total, len(c.ids), max(0, min(c.cut_at - len(prefix), len(t))))
-            for c, t in zip(cut, texts, strict=True)
+            for c, t in zip(runs, texts, strict=True)
         )
         _take_in_marks(texts, truncations, spans, of_user, offsets_of(lengths))
         return TokenizedTexts(TokenBatch(ids, lengths, keep), spans, truncations)
+
+
+def refuse_cut(tokenized: TokenizedTexts, loc: Loc = ("texts",)) -> None:
+    """Raise `InputError` at `(*loc, i)` for the first text that was cut."""
+    for i, truncation in enumerate(tokenized.truncations):
+        if truncation is not None:
+            raise InputError(
+                f"has {truncation.tokens:,} tokens, at most {truncation.used} are read (max_length); shorten or split "
+                'it, or ask for long_text "window" or "truncate"',
+                (*loc, i),
+            )
+
+
+def check_window_stride(stride: object, window_tokens: int) -> int | None:
+    """`stride` itself; `InputError` unless it is None or a whole number that leaves no gap between windows."""
+    if stride is None:
+        return None
+    if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= window_tokens:
+        raise InputError(
+            f"must be a whole number from 1 to {window_tokens}, the tokens of a text in one window; "
+            f"it is {reprlib.repr(stride)}",
+            ("window_stride",),
+        )
+    return stride
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowLimits:
+    max_length: int
+    stride: int
+    max_windows: int
+
+
+def _window_positions(spans: IntArray, limits: _WindowLimits, loc: Loc) -> list[NDArray[np.int64]]:
+    """The tokens of each window of one text, whose tokens' `spans` are (0, 0) outside of the user's text."""
+    everything = np.arange(len(spans), dtype=np.int64)
+    if len(spans) <= limits.max_length:
+        return [everything]
+    of_user = np.flatnonzero(spans[:, 1] > 0)
+    first, last = int(of_user[0]), int(of_user[-1]) + 1
+    room = limits.max_length - (len(spans) - (last - first))
+    if room < 1:
+        raise InputError("leaves no room for a window beside the template; shorten it", loc)
+    stride = min(limits.stride, room)
+    count = 1 + max(0, -(-(last - first - room) // stride))
+    if count > limits.max_windows:
+        raise InputError(
+            f"needs {count:,} windows, at most {limits.max_windows:,} allowed (max_windows); shorten or split it, or "
+            f"raise window_stride, which is {limits.stride}",
+            loc,
+        )
+    starts = [min(first + k * stride, last - room) for k in range(count)]
+    return [np.concatenate([everything[:first], everything[s : s + room], everything[last:]]) for s in starts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,11 +178,12 @@ def label_fingerprint(config: ModelConfig, backbone: BackboneIdentity, tokenizer
 
 
 def model_fingerprint(label_fingerprint: str, config: ModelConfig) -> str:
-    """The hex sha256 over all that a score depends on: the label fingerprint, temperature and document template."""
-    return fingerprint_of(
-        {
-            "labels": label_fingerprint,
-            "temperature": config.temperature,
-            "document_template": config.document_template,
-        }
-    )
+    """The hex sha256 over all that a score depends on: label fingerprint, calibration and document template."""
+    parts: dict[str, Any] = {
+        "labels": label_fingerprint,
+        "temperature": config.temperature,
+        "document_template": config.document_template,
+    }
+    if config.multi_label is not None:  # a head without one keeps the fingerprint that it always had
+        parts["multi_label"] = config.multi_label.model_dump()
+    return fingerprint_of(parts)

@@ -340,6 +340,18 @@ def test_save_and_load_give_equal_scores(any_classifier: TokenAlignClassifier, t
         close(got["scores"], expected["scores"], 1e-6)
 
 
+def test_a_head_beside_its_backbone_is_found_from_where_it_is_saved(
+    bert_backbone: Path, make_head: Any, tmp_path: Path
+) -> None:
+    """A folder that is relative to the head's own is written so that the copy finds it."""
+    head = make_head(bert_backbone, backbone={"reference": "encoder"})
+    (head / "encoder").symlink_to(bert_backbone)
+    beside = TokenAlignClassifier.from_pretrained(head, device="cpu")
+    beside.save_pretrained(tmp_path / "elsewhere")
+    copy = TokenAlignClassifier.from_pretrained(tmp_path / "elsewhere", device="cpu")
+    assert copy("card", LABELS) == beside("card", LABELS)
+
+
 def test_fingerprint_follows_whatever_scores_depend_on(bert_backbone: Path, make_head: Any) -> None:
     """Weights, temperature, templates, length and dtype each give another one; the name does not."""
 
@@ -355,9 +367,10 @@ def test_fingerprint_follows_whatever_scores_depend_on(bert_backbone: Path, make
         fingerprint(document_template="a {text}"),
         fingerprint(label_template="a {label}"),
         fingerprint(max_length=64),
+        fingerprint(multi_label={"scale": 1.0, "bias": 0.0}),
         fingerprint(dtype="bfloat16"),
     ]
-    assert len({same, *others}) == 7
+    assert len({same, *others}) == 8
 
 
 def test_temperature_divides_the_logits(bert_backbone: Path, make_head: Any) -> None:
@@ -369,6 +382,27 @@ def test_temperature_divides_the_logits(bert_backbone: Path, make_head: Any) -> 
         for t in (1.0, 2.0)
     )
     close({k: v / 2 for k, v in logits_of(warm).items()}, logits_of(hot), 1e-5)
+
+
+def test_multi_label_scores_are_independent(bert_backbone: Path, make_head: Any) -> None:
+    """Each is what the calibration makes of its logit, also for one label alone; logits and order stay."""
+    head = make_head(bert_backbone, multi_label={"scale": 0.5, "bias": -1.0})
+    fitted = TokenAlignClassifier.from_pretrained(head, device="cpu")
+    answer = fitted("card twice", LABELS, multi_label=True, return_logits=True)
+    for name, logit in answer["logits"].items():
+        assert answer["scores"][name] == pytest.approx(1 / (1 + np.exp(1 - 0.5 * logit)), abs=1e-6)
+    plain = fitted("card twice", LABELS, return_logits=True)
+    assert plain["logits"] == answer["logits"]
+    assert sum(plain["scores"].values()) == pytest.approx(1, abs=1e-6)
+    alone = fitted("card twice", LABELS[:1], multi_label=True)
+    assert alone["score"] == pytest.approx(answer["scores"][LABELS[0]], abs=1e-5)
+
+
+def test_multi_label_without_a_calibration(classifier: TokenAlignClassifier) -> None:
+    """The model that has none says so, and how to fit one."""
+    with pytest.raises(InputError, match="tokenalign calibrate FOLDER") as caught:
+        classifier("card", LABELS, multi_label=True)
+    assert caught.value.loc == ("multi_label",)
 
 
 def test_half_precision_scores_are_near(bert_head: Path, classifier: TokenAlignClassifier) -> None:

@@ -7,14 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenalign.config import ModelConfig, MultiLabelCalibration
 from tokenalign.errors import InputError, NumericalError
 from tokenalign.labels import LabelSet
 from tokenalign.results import (
     LabelAlignment,
     check_explain,
+    check_multi_label,
     check_top_k,
     classification,
     explained_labels,
+    independent_scores,
+    label_scores,
     label_warnings,
     match_list,
     ranking,
@@ -52,6 +56,41 @@ def test_softmax_refuses_what_is_no_number(value: float) -> None:
     """A NaN never becomes an answer."""
     with pytest.raises(NumericalError, match="logits"):
         softmax(floats(1.0, value))
+
+
+CALIBRATION = MultiLabelCalibration(scale=2.0, bias=-1.0)
+
+
+@given(st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=50))
+def test_independent_scores_are_of_each_logit_alone(logits: list[float]) -> None:
+    """Between 0 and 1, the same whatever else is there, in the order of the logits."""
+    scores = independent_scores(floats(*logits), CALIBRATION)
+    assert ((scores >= 0) & (scores <= 1)).all()
+    assert scores.tolist() == [independent_scores(floats(x), CALIBRATION)[0] for x in logits]
+    assert all(scores[i] >= scores[j] for i in range(len(logits)) for j in range(len(logits)) if logits[i] > logits[j])
+    assert independent_scores(floats(0.5, 1.0), CALIBRATION).tolist() == pytest.approx([0.5, 0.7310586])
+
+
+def test_label_scores_follow_the_calibration() -> None:
+    """A softmax without one; with one, each by itself; NaN is refused either way."""
+    logits = floats(1, 2)
+    assert label_scores(logits, None).tolist() == softmax(logits).tolist()
+    assert label_scores(logits, CALIBRATION).tolist() == independent_scores(logits, CALIBRATION).tolist()
+    with pytest.raises(NumericalError, match="logits"):
+        label_scores(floats(np.nan), CALIBRATION)
+
+
+def test_multi_label_needs_a_calibration() -> None:
+    """Its own when there is one; else an error that says how to fit one; other values than a boolean are refused."""
+    bare = ModelConfig.parse({"name": "mine", "backbone": {"reference": "x"}, "backbone_width": 8})
+    fitted = bare.model_copy(update={"multi_label": CALIBRATION})
+    assert check_multi_label(True, fitted) == CALIBRATION
+    assert check_multi_label(False, fitted) is check_multi_label(False, bare) is None
+    with pytest.raises(InputError, match=r"'mine' has no calibration .*tokenalign calibrate") as caught:
+        check_multi_label(True, bare)
+    assert caught.value.loc == ("multi_label",)
+    with pytest.raises(InputError, match="true or false; it is 1"):
+        check_multi_label(1, fitted)
 
 
 def test_ranking_keeps_ties_in_the_callers_order() -> None:
@@ -117,6 +156,7 @@ def test_matches_carry_the_words_of_both_sides() -> None:
     assert found == [
         {
             "label": "b",
+            "description": "the letter",
             "token": "the",
             "label_span": [0, 3],
             "span": [4, 5],
@@ -126,6 +166,7 @@ def test_matches_carry_the_words_of_both_sides() -> None:
         },
         {
             "label": "b",
+            "description": "the letter",
             "token": "letter",
             "label_span": [4, 10],
             "span": [0, 3],

@@ -1,4 +1,4 @@
-"""The commands `train` and `evaluate`: options in, a folder or a report out, progress on the terminal."""
+"""The commands `train`, `evaluate` and `calibrate`: options in, a folder or a report out, progress on the terminal."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from tokenalign.errors import InputError
 from tokenalign.training import trainer
 from tokenalign.training.assessment import ERASURE_TEXTS, SPLITS, AssessOptions, assess
 from tokenalign.training.encoder import backbone_reference
+from tokenalign.training.recalibration import recalibrate
 from tokenalign.training.recipes import RECIPES, recipe_named
 from tokenalign.training.run import RunOptions, run_training
 from tokenalign.weights import DEFAULT_MODEL
@@ -76,6 +77,49 @@ def add_evaluate_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     _add_shared(parser)
     parser.set_defaults(run=run_evaluate)
     return parser
+
+
+def add_calibrate_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """The parser of `calibrate`; its namespace's `run` fits, writes config.json and gives the exit code."""
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="fit independent scores (multi_label) of a head that has none",
+        description="Fit what makes independent probabilities of a head's logits, on the messages that its temperature "
+        "was fitted on, and write it into its config.json. Weights and temperature stay.",
+    )
+    parser.add_argument("folder", type=Path, help="the head's folder; its config.json is rewritten")
+    parser.add_argument("--seed", type=_count, help="the split of a head that doesn't say its own")
+    _add_shared(parser)
+    parser.set_defaults(run=run_calibrate)
+    return parser
+
+
+def run_calibrate(options: argparse.Namespace) -> int:
+    """0 after config.json was written; errors are `TokenAlignError`s."""
+    _quiet_transformers()
+    with Console(stderr=True, highlight=False).status("…") as status:
+        config = recalibrate(
+            options.folder,
+            AssessOptions(
+                model=None,
+                data_dir=_data_dir(options),
+                seed=options.seed,
+                backbone=options.backbone,
+                device=options.device,
+                dtype=options.dtype,
+                cache_dir=options.cache_dir,
+                local_only=options.local_only,
+            ),
+            on_step=lambda what: status.update(f"{what} …"),
+        )
+    fitted = config.multi_label
+    assert fitted is not None, "recalibrate gives a calibration"  # noqa: S101  or raises
+    lines = [f"{options.folder}: multi_label scale {fitted.scale:.4f}, bias {fitted.bias:.4f}"]
+    for name, figures in config.provenance["training"]["multi_label"].items():
+        pairs = figures["examples"] * figures["classes"]
+        lines.append(f"{name}: {pairs:,} pairs, NLL {figures['pair_nll']:.4f}, ECE {figures['pair_ece']:.4f}")
+    Console(file=sys.stdout, highlight=False, soft_wrap=True).print("\n".join(lines))
+    return 0
 
 
 def run_train(options: argparse.Namespace) -> int:

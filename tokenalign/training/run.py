@@ -16,7 +16,7 @@ from tokenalign.config import CONFIG_FILE, BackboneReference, ModelConfig, finge
 from tokenalign.errors import TrainingError
 from tokenalign.evaluation import Metrics, evaluate, softmax_at
 from tokenalign.head import AlignmentHead
-from tokenalign.training.calibration import fit_temperature
+from tokenalign.training.calibration import fit_multi_label, fit_temperature, multi_label_figures
 from tokenalign.training.checkpoint import CHECKPOINT_FILE
 from tokenalign.training.encoder import MINILM, Encoder, load_encoder
 from tokenalign.training.material import PUBLIC_SOURCES, Material, OnFeatures, Sources, Validation, prepare
@@ -142,6 +142,7 @@ def _save(
     """Calibrate and write everything; the checkpoint goes last, so an interrupted end can be resumed."""
     logits = validation_logits(trained.head, material, material.calibrate.documents)
     temperature = fit_temperature(logits, material.calibrate.targets)
+    multi_label = fit_multi_label(logits / temperature, material.calibrate.targets)
     figures = {
         "best_epoch": trained.best_epoch,
         "epochs": len(trained.history) - 1,
@@ -149,7 +150,19 @@ def _save(
         "validation_select": _figures(trained.head, material, material.select, temperature),
         "validation_calibrate": _figures(trained.head, material, material.calibrate, temperature),
     }
-    final = config.model_copy(update={"temperature": temperature, "provenance": provenance | {"training": figures}})
+    if multi_label is not None:
+        selected = validation_logits(trained.head, material, material.select.documents)
+        figures["multi_label"] = {
+            "validation_select": multi_label_figures(selected / temperature, material.select.targets, multi_label),
+            "validation_calibrate": multi_label_figures(logits / temperature, material.calibrate.targets, multi_label),
+        }
+    final = config.model_copy(
+        update={
+            "temperature": temperature,
+            "multi_label": multi_label,
+            "provenance": provenance | {"training": figures},
+        }
+    )
     _write_json(folder / HISTORY_FILE, [asdict(report) for report in trained.history])
     _write_json(folder / PARTITIONS_FILE, partition_hashes(material.split))
     save_head(folder, final, trained.head)

@@ -1,10 +1,18 @@
-"""The temperature."""
+"""The temperature, and the scaling for independent scores."""
 
 import numpy as np
 import pytest
 
-from tokenalign.evaluation import negative_log_likelihood, softmax_at
-from tokenalign.training.calibration import HIGHEST, LOWEST, fit_temperature
+from tokenalign.config import MultiLabelCalibration
+from tokenalign.evaluation import negative_log_likelihood, pair_negative_log_likelihood, softmax_at
+from tokenalign.results import independent_scores
+from tokenalign.training.calibration import (
+    HIGHEST,
+    LOWEST,
+    fit_multi_label,
+    fit_temperature,
+    multi_label_figures,
+)
 
 
 @pytest.mark.parametrize("truth", [0.3, 1.0, 7.0])
@@ -31,3 +39,56 @@ def test_temperatures_stay_in_their_bounds() -> None:
     logits = np.array([[1.0, 0.0], [0.0, 1.0]])
     assert fit_temperature(logits, np.array([0, 1])) < 0.1
     assert fit_temperature(logits, np.array([1, 0])) == pytest.approx(HIGHEST, rel=1e-3)
+
+
+def drawn(examples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of four classes that rise where a class is the target."""
+    rng = np.random.default_rng(3)
+    targets = rng.integers(4, size=examples)
+    return rng.normal(size=(examples, 4)) * 2 + 3 * (np.arange(4) == targets[:, None]), targets
+
+
+def test_no_other_scaling_has_a_lower_nll() -> None:
+    """Neither another scale nor another bias near the fitted ones does better on the pairs fitted on."""
+    logits, targets = drawn(2_000)
+    holds = np.arange(4) == targets[:, None]
+    found = fit_multi_label(logits, targets)
+    assert found is not None
+
+    def nll(scale: float, bias: float) -> float:
+        return pair_negative_log_likelihood(1 / (1 + np.exp(-(scale * logits + bias))), holds)
+
+    best = nll(found.scale, found.bias)
+    for scale, bias in ((0.9, 0), (1.1, 0), (1, 0.1), (1, -0.1), (1.1, 0.1)):
+        assert nll(found.scale * scale, found.bias + bias) > best
+
+
+def test_fitted_probabilities_are_as_frequent_as_they_say() -> None:
+    """On average over all pairs the probability is the share that holds: one class in four."""
+    logits, targets = drawn(2_000)
+    found = fit_multi_label(logits, targets)
+    assert found is not None
+    assert independent_scores(logits, found).mean() == pytest.approx(0.25, abs=1e-3)
+
+
+def test_logits_without_an_error_still_give_a_finite_scaling() -> None:
+    """Where every pair is right, the smoothed targets keep the scale from growing without end."""
+    logits, targets = np.eye(3) * 8, np.arange(3)
+    found = fit_multi_label(logits, targets)
+    assert found is not None
+    assert 0 < found.scale < 10
+
+
+def test_logits_that_fall_with_being_right_give_none() -> None:
+    """A scaling that turns the order of the labels round is none."""
+    logits, targets = drawn(200)
+    assert fit_multi_label(-logits, targets) is None
+
+
+def test_figures_are_over_pairs() -> None:
+    """NLL and ECE of probabilities that are known by heart."""
+    calibration = MultiLabelCalibration(scale=1.0, bias=0.0)
+    figures = multi_label_figures(np.zeros((3, 2)), np.array([0, 1, 1]), calibration)
+    assert figures == {"examples": 3, "classes": 2, "pair_nll": pytest.approx(np.log(2)), "pair_ece": 0.0}
+    sure = multi_label_figures(np.array([[50.0, 50.0]]), np.array([0]), calibration)
+    assert sure["pair_ece"] == pytest.approx(0.5)
