@@ -64,6 +64,7 @@ def _measured(bench: Bench, head: str) -> Result:
     with serving(config, bench.options.front) as service, loaded_library(DTYPE, head) as library:
         set_id = service.label_set(labels)
         service.request("POST", "/v1/classify", {"texts": texts[-8:], "label_set": set_id})
+        library.ask("bare_rate", texts=texts[-8:], max_batch_tokens=MAX_BATCH_TOKENS)  # weights come from disk here
         for repeat in range(bench.options.repeats):
             say(f"repeat {repeat + 1}: {TEXTS} texts")
             chosen = texts[repeat * TEXTS : (repeat + 1) * TEXTS]
