@@ -17,7 +17,7 @@ LENGTH = 11
 def counted_by_torch(model: torch.nn.Module, ids: torch.Tensor) -> int:
     with FlopCounterMode(display=False) as counter:
         model.eval()(input_ids=ids)
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 @pytest.mark.parametrize("kind", ["bert", "qwen3"])

@@ -32,11 +32,12 @@ def test_only_what_came_since() -> None:
 def test_a_histogram_that_is_new() -> None:
     """Everything in it came since."""
     rows = observed_between({}, histogram_sums(TEXT.format(first="4.0", first_sum="0.4")))
-    assert [(row.name, row.count, pytest.approx(row.mean)) for row in rows] == [
-        ("serve_http_request_latency_ms", 3, 10.0),
-        ("tokenalign_batch_texts", 4, 16.0),
-        ("tokenalign_stage_seconds", 10, 100.0),
+    assert [(row.name, row.count) for row in rows] == [
+        ("serve_http_request_latency_ms", 3),
+        ("tokenalign_batch_texts", 4),
+        ("tokenalign_stage_seconds", 10),
     ]
+    assert [row.mean for row in rows] == pytest.approx([10, 16, 100])
 
 
 def test_no_metrics() -> None:
