@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tests.benchmarks import label_counts, latency, library_flops, overload, peers, quality, qwen3, throughput
-from tests.benchmarks.bench import PEERS_PYTHON, Bench, Options, say
+from tests.benchmarks.bench import PEERS_PYTHON, SHIPPED, Bench, Options, say
 from tests.benchmarks.children import ROOT
 from tests.benchmarks.machine import Machine
 from tests.benchmarks.report import NAME, Measured, all_targets, from_json, write
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, help="of everything whose median counts (3)")
     parser.add_argument("--quick", action="store_true", help="only see that it works; writes to .cache/benchmarks")
     parser.add_argument("--front", choices=("shipped", "haproxy", "python"), default="shipped", help="the proxy")
-    parser.add_argument("--dtype", default="auto", help="of the encoder, in the service and the library")
+    parser.add_argument("--dtype", default=SHIPPED, help="of the encoder, in the service and the library")
     parser.add_argument("--peers-python", type=Path, default=PEERS_PYTHON, help="an interpreter that has the peers")
     parser.add_argument("--output", type=Path, help="folder of the report")
     options = parser.parse_args()

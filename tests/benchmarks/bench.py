@@ -13,6 +13,7 @@ from tests.benchmarks.children import ROOT, Child
 from tests.benchmarks.corpus import Corpus, load_corpus
 from tests.benchmarks.served import Front, Served, serving, shipped_config
 
+SHIPPED = "shipped"
 PEERS_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 
 
@@ -21,7 +22,8 @@ class Options:
     """How much is measured.
 
     scale: of every window's length; a smoke run makes it small
-    dtype: of the encoder, of the service and of the library that it is compared with
+    dtype: of the encoder, of the service and of the library that it is compared with; "shipped" is what
+      serve_config.yaml says
     front: which proxy the service has; "shipped" leaves it to the product
     """
 
@@ -30,7 +32,7 @@ class Options:
     connections: tuple[int, ...] = (1, 8, 32, 64, 128)
     label_counts: tuple[int, ...] = (8, 77, 256, 1_024, 2_048)
     front: Front = "shipped"
-    dtype: str = "auto"
+    dtype: str = SHIPPED
     overload_s: float = 30.0
     quality_texts: int | None = None
     library_texts: int = 1_024
@@ -69,9 +71,17 @@ class Bench:
         """The application as it ships, in the chosen dtype, running."""
         if self._service is None:
             say("starting the service")
-            config = shipped_config(model={"dtype": self.options.dtype})
+            config = shipped_config(model={"dtype": self.dtype})
             self._service = self._service_stack.enter_context(serving(config, self.options.front))
         return self._service
+
+    @property
+    def dtype(self) -> str:
+        """Of the encoder."""
+        if self.options.dtype != SHIPPED:
+            return self.options.dtype
+        settings = shipped_config()["applications"][0].get("args", {})
+        return str(settings.get("model", {}).get("dtype", "auto"))
 
     def stop_service(self) -> None:
         """Ends the service, where it runs; the next part that needs it gets a new one."""
@@ -84,7 +94,7 @@ class Bench:
     def library(self) -> Child:
         """The library in a process of its own, the same model loaded."""
         if self._library is None:
-            self._library = self._stack.enter_context(loaded_library(self.options.dtype))
+            self._library = self._stack.enter_context(loaded_library(self.dtype))
         return self._library
 
 

@@ -5,12 +5,13 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.benchmarks.bench import Bench, say
+from tests.benchmarks.bench import Bench, loaded_library, say
 from tests.benchmarks.children import Child, ChildError
 from tests.benchmarks.reporting import Target, number, table
 from tests.benchmarks.statistics_of import median, paired_ratio, spread
 
 TITLE = "Peers in one process"
+DTYPE = "float32"  # of all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,12 @@ def measure(bench: Bench) -> Result:
     """Each rival in a process of its own environment; the library is measured right before each pass of it."""
     with contextlib.ExitStack() as stack:
         found = {}
-        threads = int(bench.library.ask("load", dtype=bench.options.dtype)["threads"])
+        library = stack.enter_context(loaded_library(DTYPE))
+        threads = int(library.ask("load", dtype=DTYPE)["threads"])
         for name, rival in RIVALS.items():
             try:
                 child = stack.enter_context(_loaded(bench, name, threads))
-                found[name] = _compared(bench, name, rival, child, threads)
+                found[name] = _compared(bench, name, rival, library, child, threads)
             except (ChildError, OSError) as error:
                 say(f"{name}: {error}")
                 found[name] = Compared(failure=str(error).splitlines()[-1])
@@ -76,7 +78,7 @@ def _loaded(bench: Bench, name: str, threads: int) -> Iterator[Child]:
         yield child
 
 
-def _compared(bench: Bench, name: str, rival: Rival, child: Child, threads: int) -> Compared:
+def _compared(bench: Bench, name: str, rival: Rival, library: Child, child: Child, threads: int) -> Compared:
     labels, options = bench.corpus.labels, bench.options
     package = str(child.ask("load", rival=name, threads=threads)["package"])
     draw = random.Random(0)
@@ -88,7 +90,7 @@ def _compared(bench: Bench, name: str, rival: Rival, child: Child, threads: int)
     for repeat in range(options.repeats):
         say(f"repeat {repeat + 1}: library, {name}")
         texts = draw.sample(bench.corpus.texts, options.library_texts)
-        ours.append(bench.library.ask("rate", texts=texts, labels=labels, batch=1_024))
+        ours.append(library.ask("rate", texts=texts, labels=labels, batch=1_024))
         theirs.append(child.ask("rate", texts=texts[:count], labels=labels, batch=best))
     return Compared(package, best, tuple(ours), tuple(theirs))
 

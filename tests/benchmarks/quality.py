@@ -50,7 +50,7 @@ def measure(bench: Bench) -> Result:
         with loaded_library(dtype) as library:
             answers[dtype] = library.ask("answers", texts=texts, labels=labels)
     say("answers of the service")
-    served = f"service, dtype {bench.options.dtype}"
+    served = f"service, dtype {bench.dtype}"
     answers[served] = _served(bench, texts, labels)
     reference = answers.pop("float32")
     return Result(len(labels), {name: compared(reference, each) for name, each in answers.items()})

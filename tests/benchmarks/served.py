@@ -65,20 +65,19 @@ class Load:
 class Served:
     """A running application."""
 
-    def __init__(self, port: int, process: "subprocess.Popen[bytes]", log: Path, haproxy_config: Path) -> None:
+    def __init__(self, port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.port = port
         self.ready_s = 0.0
         self._process = process
         self._log = log
-        self._haproxy_config = haproxy_config
         self._table: ProcessTable | None = None
         self._sent = 0
 
     @property
     def processes(self) -> ProcessTable:
-        """What it consists of."""
+        """What it consists of, as of the last load."""
         if self._table is None:
-            self._table = ProcessTable(self._process.pid, _running_with(str(self._haproxy_config)))
+            self._table = ProcessTable(self._process.pid, _haproxies(self.port))
         return self._table
 
     @property
@@ -111,6 +110,7 @@ class Served:
         Raises `ServiceError` when a request failed; with `refusals` 429 and 504 are answers like others.
         """
         plan = Plan(self.port, path, texts, size, extra, connections, rate, warm_s, window_s, start=self._sent)
+        self._table = None  # replicas may have come and gone
         memory = [self.processes.resident_bytes()]
         with Child("tests.benchmarks.generator") as generator:
             generator.send(asdict(plan))
@@ -166,11 +166,12 @@ class Served:
 
     def stop(self) -> None:
         """Ends the application in order, and by force what is left of it."""
+        self._table = None
         started = [psutil.Process(pid) for pid in self.processes.roles if psutil.pid_exists(pid)]
         self._process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
-        left = [p for p in [*started, *_running_with(str(self._haproxy_config))] if p.is_running()]
+        left = [process for process in started if process.is_running()]
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -198,7 +199,7 @@ def serving(config: Mapping[str, Any], front: Front = "shipped", ready_path: str
             start_new_session=True,
             env=_environment(front, folder),
         )
-    served = Served(port, process, log, folder / "haproxy.cfg")
+    served = Served(port, process, log)
     try:
         served.wait_until_ready(ready_path)
         yield served
@@ -234,12 +235,15 @@ def _environment(front: Front, folder: Path) -> dict[str, str]:
     return {**os.environ, **own}
 
 
-def _running_with(word: str) -> list[psutil.Process]:
-    """Processes with a word in their command line."""
+def _haproxies(port: int) -> list[psutil.Process]:
+    """HAProxy of the application on that port: it is a child of none of the application's processes."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(word in part for part in process.info["cmdline"] or ()):
-            found.append(process)
+    for process in psutil.process_iter(["name"]):
+        with contextlib.suppress(psutil.Error):
+            if process.info["name"] == "haproxy" and any(
+                each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in process.net_connections("tcp")
+            ):
+                found.append(process)
     return found
 
 

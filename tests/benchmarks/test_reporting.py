@@ -70,6 +70,12 @@ class TestReport:
         measured = {"service": self.measured(result)}
         assert from_json(to_json(measured), PARTS) == measured
 
+    def test_a_report_of_an_older_suite(self, result: Result) -> None:
+        """A part whose result had another form is left out, and so is one that is no more."""
+        values = json.loads(to_json({"service": self.measured(result)}))
+        del values["service"]["result"]["best_batch"]
+        assert from_json(json.dumps({**values, "gone": values["service"]}), PARTS) == {}
+
     def test_no_number_is_null(self, result: Result) -> None:
         """Strict readers of JSON know no NaN."""
         part = self.measured(replace(result, library={32: [math.nan]}))
