@@ -6,9 +6,11 @@ With --only, the other parts of the report in the output folder stay as they wer
 """
 
 import argparse
+import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -50,20 +52,21 @@ def main() -> int:
         chosen["repeats"] = options.repeats
     folder = options.output or (DRAFTS if options.quick else COMMITTED)
     names = [name for name in PARTS if name in options.only and name not in options.skip]
-    found = measure(Options.quick(**chosen) if options.quick else Options(**chosen), names)
-    earlier = {}
+    earlier, found = {}, {}
     if len(names) < len(PARTS) and (folder / f"{NAME}.json").exists():
         earlier = from_json((folder / f"{NAME}.json").read_text(encoding="utf-8"), PARTS)
-    measured = {name: part for name in PARTS if (part := found.get(name) or earlier.get(name)) is not None}
-    write(folder, measured, PARTS, "make bench")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended then too
+    for name, part in measure(Options.quick(**chosen) if options.quick else Options(**chosen), names):
+        found[name] = part
+        known = {**earlier, **found}
+        write(folder, {each: known[each] for each in PARTS if each in known}, PARTS, "make bench")
     print(target_table(all_targets(found, PARTS)))
     say(f"the report is {folder / NAME}.md")
     return 1 if any(part.failure for part in found.values()) else 0
 
 
-def measure(options: Options, names: list[str]) -> dict[str, Measured]:
-    """Every named part; one that fails says so in the report, and the others are measured all the same."""
-    found = {}
+def measure(options: Options, names: list[str]) -> Iterator[tuple[str, Measured]]:
+    """Every named part as soon as it is measured; one that fails says so, and the others are measured all the same."""
     with Bench(options) as bench:
         for name in names:
             say(f"part {name}")
@@ -76,8 +79,7 @@ def measure(options: Options, names: list[str]) -> dict[str, Measured]:
                 bench.stop_service()
             seconds = time.monotonic() - started
             command = " ".join(sys.argv[1:])
-            found[name] = Measured(Machine.here(), seconds, command, bench.corpus.source, result, failure)
-    return found
+            yield name, Measured(Machine.here(), seconds, command, bench.corpus.source, result, failure)
 
 
 def _parts(words: str) -> list[str]:
