@@ -1,4 +1,4 @@
-"""checkov, in a virtual environment of its own since its dependencies are many, has nothing to say but what is listed."""
+"""checkov has nothing to say but what is listed. It has many dependencies, so an environment of its own."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def checkov(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., set[str]]
     subprocess.run([folder / "bin" / "pip", "install", "--quiet", f"checkov=={VERSION}"], check=True)
 
     def run(*arguments: str) -> set[str]:
-        command = [folder / "bin" / "checkov", *arguments, "--output", "json", "--skip-download", "--quiet"]
+        command = [str(folder / "bin" / "checkov"), *arguments, "--output", "json", "--skip-download", "--quiet"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         report = json.loads(done.stdout)
         assert report["summary"]["passed"] + report["summary"]["failed"] > 20

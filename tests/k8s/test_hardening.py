@@ -220,7 +220,9 @@ def is_peer(peer: dict[str, Any], namespace: str | None, labels: dict[str, str])
 
 def has_port(rule: dict[str, Any], port: int) -> bool:
     """Whether a rule's TCP port, or range, holds a port."""
-    return rule["protocol"] == "TCP" and rule["port"] <= port <= rule.get("endPort", rule["port"])
+    first: int = rule["port"]
+    last: int = rule.get("endPort", first)
+    return rule["protocol"] == "TCP" and first <= port <= last
 
 
 def test_who_may_talk_to_whom(flows: set[Flow]) -> None:

@@ -40,7 +40,7 @@ class Server:
 
     def client(self, **options: Any) -> "redis.Redis":
         """A client; over TLS where the server wants it."""
-        tls = {"ssl": True, "ssl_ca_certs": str(self.folder / "tls" / "ca.crt")} if self.tls else {}
+        tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": str(self.folder / "tls" / "ca.crt")} if self.tls else {}
         return redis.Redis(host="localhost", port=self.port, **tls, **options)
 
     def probed(self) -> bool:

@@ -4,8 +4,8 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import jsonschema
-import kubernetes_validate
+import jsonschema  # type: ignore[import-untyped]
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 
 VERSIONS = ("1.33", "1.37")  # the oldest that has all of it in force, and the newest that the validator knows
