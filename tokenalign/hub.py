@@ -54,7 +54,8 @@ def push_head(
     """The URL of the commit that holds the head: config.json, model.safetensors, and a card where there is none yet.
 
     The repository is made if it must be; so is the branch `revision`. Raises `ConfigError` for a head on an encoder
-    that is a folder of this machine, and `CheckpointError` where the hub refuses.
+    that is a folder of this machine, and `CheckpointError` where the hub refuses; a hub that can't be
+    reached is the error of huggingface_hub's transport.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

@@ -1,8 +1,12 @@
-"""Answers for people: bars, matches and warnings in a terminal."""
+"""Answers for people: bars, matched words and warnings in a terminal.
+
+What matched is shown in the text itself where the terminal has styles; the lines below say the same without.
+"""
 
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -10,11 +14,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tokenalign.results import Classification, Match, TruncationReport, Warning_
+from tokenalign.abstention import Abstention
+from tokenalign.results import Classification, Match, TruncationReport, Warning_, WindowReport
 
 BAR_WIDTH = 24
 SHOWN_CHARS = 200
 CUT_WORDS_CHARS = 40
+BEFORE_MATCH_CHARS = 40
+STRONG_MATCH, WEAK_MATCH = "underline green", "underline cyan"  # at least half of the largest contribution, or less
+ZERO_WIDTH_JOINER = "\u200d"
 
 
 class Terminal:
@@ -39,11 +47,15 @@ class Terminal:
         self._err.print(Text(f"error: {message}", style="red"))
 
     def show(self, text: str, answer: Classification) -> None:
-        """The text, its labels best first, what was cut, and the matches where asked for."""
-        self._out.print(Text(one_line(text, SHOWN_CHARS), style="bold"))
+        """The text with its matched words marked, its labels best first, what was not read, and the matches."""
+        self._out.print(marked_text(text, answer))
         self._out.print(_scores(answer))
+        if "abstained" in answer:
+            self._out.print(Text(f"  {abstention_notice(answer['abstained'])}", style="yellow"))
         if answer["truncation"] is not None:
             self._out.print(Text(f"  {cut_notice(text, answer['truncation'])}", style="yellow"))
+        if "windows" in answer and answer["windows"]["count"] > 1:
+            self._out.print(Text(f"  {windows_notice(answer['windows'])}"))
         self._show_matches(answer.get("matches", []))
         self._out.print()
 
@@ -52,7 +64,8 @@ class Terminal:
         for match in matches:
             if match["label"] != label:
                 label = match["label"]
-                self._out.print(Text(f"  {one_line(label, SHOWN_CHARS)} matched:"))
+                said = label if match["description"] == label else f"{label} ({match['description']})"
+                self._out.print(Text(f"  {one_line(said, SHOWN_CHARS)} matched:"))
             self._out.print(Text(f"    {match_line(match)}"))
 
 
@@ -64,13 +77,68 @@ def _scores(answer: Classification) -> Table:
     logits = answer.get("logits")
     for i, (label, score) in enumerate(answer["scores"].items()):
         number = f"{score:.3f}" if logits is None else f"{score:.3f}  {logits[label]:+.2f}"
-        style = "bold" if i == 0 else ""
+        style = "bold" if i == 0 and answer["label"] is not None else ""
         table.add_row(
             Text(number, style=style),
-            ProgressBar(total=1, completed=score, width=BAR_WIDTH),
+            ProgressBar(
+                total=1,
+                completed=score,
+                width=BAR_WIDTH,
+                complete_style="green" if style else "cyan",
+                finished_style="green" if style else "cyan",
+            ),
             Text(one_line(label, SHOWN_CHARS), style=style),
         )
     return table
+
+
+def marked_text(text: str, answer: Classification) -> Text:
+    """The text on one line; words that the best label matched are underlined, the more they contribute the stronger.
+
+    A long text begins a little before the first of them. Where there are no matches it is shown as it is.
+    """
+    best = next(iter(answer["scores"]))
+    shares: dict[tuple[int, int], float] = {}
+    for match in answer.get("matches", []):
+        if match["label"] == best:
+            span = (match["span"][0], match["span"][1])
+            shares[span] = shares.get(span, 0.0) + match["contribution"]
+    strongest = max(shares.values(), default=0.0)
+    start = 0
+    if shares and max(end for _, end in shares) > SHOWN_CHARS:
+        start = max(0, min(begin for begin, _ in shares) - BEFORE_MATCH_CHARS)
+    shown = text[start : start + SHOWN_CHARS]
+    line = Text("…" if start else "", style="bold")
+    styled: list[tuple[str, str]] = []
+    for at, character in enumerate(shown, start):
+        share = max((share for (begin, end), share in shares.items() if begin <= at < end), default=None)
+        style = "" if share is None else STRONG_MATCH if share >= strongest / 2 else WEAK_MATCH
+        if not character.isspace():
+            styled.append((_printable(character), style))
+        elif styled and styled[-1][0] != " ":
+            styled.append((" ", style))
+    for style, run in groupby(styled, key=lambda pair: pair[1]):  # escapes within an emoji would take it apart
+        line.append("".join(character for character, _ in run), style=style)
+    if start + SHOWN_CHARS < len(text):
+        line.append("…")
+    return line
+
+
+def _printable(character: str) -> str:
+    """One character as one that steers nothing; the joiner that makes up emoji stays."""
+    return character if character.isprintable() or character == ZERO_WIDTH_JOINER else "\ufffd"
+
+
+def abstention_notice(abstained: Abstention) -> str:
+    """One sentence that says why no label is named."""
+    what = "best score" if abstained["reason"] == "min_score" else "lead of the best score"
+    return f"No label: the {what} is {abstained['value']:.3f}, below {abstained['reason']} {abstained['limit']:g}."
+
+
+def windows_notice(windows: WindowReport) -> str:
+    """One sentence that says where the winning window lies."""
+    start, end = windows["spans"][windows["best"]]
+    return f"Read in {windows['count']} windows; characters {start} to {end} say most for the best label."
 
 
 def cut_notice(text: str, truncation: TruncationReport) -> str:

@@ -25,8 +25,9 @@ from tokenalign.results import (
     softmax,
     truncation_report,
     visible_span,
+    window_report,
 )
-from tokenalign.text import TokenizedTexts, Truncation
+from tokenalign.text import TokenizedTexts, Truncation, Windowed
 from tokenalign.tokens import TokenBatch
 
 LABELS = LabelSet.of(["a", {"name": "b", "description": ["bee", "the letter"]}, "c"])
@@ -177,6 +178,35 @@ def test_matches_carry_the_words_of_both_sides() -> None:
     ]
 
 
+def windows_of(*kept: int) -> Windowed:
+    """One text in windows of so many scored tokens each, the token at place i with the span (i, i + 1)."""
+    lengths = np.array(kept, dtype=np.int32)
+    places = np.arange(sum(kept), dtype=np.int32)
+    tokens = TokenBatch(places, lengths, np.ones(len(places), dtype=np.bool_))
+    texts = TokenizedTexts(tokens, np.stack([places, places + 1], axis=1), (None,) * len(kept))
+    return Windowed(texts, np.array([len(kept)], dtype=np.int32))
+
+
+@pytest.mark.parametrize(
+    ("key_index", "contribution", "best"),
+    [
+        ([0, 3, 4], [2, 1.5, 1], 1),
+        ([0, 3, 4], [3, 1, 1], 0),
+        ([5, 5], [1, 1], 2),
+        ([0, 2], [1, 1], 0),
+        ([4], [-3], 1),
+    ],
+)
+def test_the_best_window_carries_the_largest_sum(key_index: list[int], contribution: list[float], best: int) -> None:
+    """Summed over the matches in each window, the first of equals; one without a match is never the best."""
+    n = len(key_index)
+    alignment = LabelAlignment(
+        0, np.zeros((n, 2), np.int32), np.array(key_index), floats(*[0] * n), floats(*[0] * n), floats(*contribution)
+    )
+    report = window_report(windows_of(2, 3, 1), 0, alignment)
+    assert report == {"count": 3, "best": best, "spans": [[0, 2], [2, 5], [5, 6]]}
+
+
 def test_truncation_report() -> None:
     """The numbers as they are, or None."""
     assert truncation_report(None) is None
@@ -237,3 +267,13 @@ def test_classification_with_everything() -> None:
     assert list(got["scores"]) == ["b", "c"]
     assert got["matches"] == []
     assert got["truncation"] == {"tokens": 9, "used": 8, "cut_at": 7}
+
+
+def test_an_abstention_leaves_the_scores() -> None:
+    """The label is None, the reason is given, the best score stays."""
+    abstained = {"reason": "min_score", "value": 0.6, "limit": 0.7}
+    got = answer(abstained=abstained)
+    assert got["label"] is None
+    assert got["abstained"] == abstained
+    assert got["score"] == pytest.approx(0.6)
+    assert list(got["scores"]) == ["b", "c", "a"]

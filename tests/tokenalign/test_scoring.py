@@ -142,6 +142,17 @@ def test_select_and_slice_keep_rows_with_their_texts() -> None:
     assert documents.select([0, 1, 2]) is documents
 
 
+def test_merged_sequences_score_as_their_union(aligner: Aligner) -> None:
+    """Windows of a text are one document: each label token takes its best match over all of them."""
+    merged = keys().merged(np.array([2, 1], dtype=np.int32))
+    assert merged.lengths.tolist() == [4, 5]
+    whole = DocumentKeys(keys().values[:4], np.array([4], dtype=np.int32))
+    expected = aligner.logits(LABELS, queries(), whole)
+    np.testing.assert_allclose(aligner.logits(LABELS, queries(), merged)[:1], expected, atol=1e-5)
+    apart = keys()
+    assert apart.merged(np.ones(3, dtype=np.int32)) is apart
+
+
 def test_both_sides_come_from_projected_rows(aligner: Aligner) -> None:
     """Only kept tokens get rows, of unit length; the label side is ready for a cache."""
     rows = aligner.project(torch.randn(6, 12), "texts")

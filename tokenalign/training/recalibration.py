@@ -23,6 +23,7 @@ def recalibrate(folder: Path, options: AssessOptions, *, on_step: OnStep | None 
     tell = on_step or (lambda what: None)
     if not (folder / CONFIG_FILE).is_file():
         raise InputError(f"{folder} has no {CONFIG_FILE}; give the folder of a head", ("folder",))
+    config = ModelConfig.load(folder / CONFIG_FILE)  # as it is written, whatever encoder is used to read it
     tell("loading the model")
     classifier = TokenAlignClassifier.from_pretrained(
         folder,
@@ -32,7 +33,6 @@ def recalibrate(folder: Path, options: AssessOptions, *, on_step: OnStep | None 
         cache_dir=options.cache_dir,
         local_files_only=options.local_only,
     )
-    config = ModelConfig.load(folder / CONFIG_FILE)  # as it is written, whatever encoder was used to read it
     split = split_of(config, options)
     found = {}
     for name in PARTITIONS:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tokenalign.config import ModelConfig
 from tokenalign.errors import InputError, TrainingError
 from tokenalign.training import commands
 from tokenalign.training.assessment import AssessOptions
-from tokenalign.training.commands import add_evaluate_parser, add_train_parser
+from tokenalign.training.commands import add_calibrate_parser, add_evaluate_parser, add_train_parser
 from tokenalign.training.material import Sources
 from tokenalign.training.recipes import RECIPES, Recipe, recipe_named
 from tokenalign.training.run import RunOptions
@@ -39,6 +40,7 @@ def run(
         subparsers = parser.add_subparsers()
         add_train_parser(subparsers)
         add_evaluate_parser(subparsers)
+        add_calibrate_parser(subparsers)
         shared = ["--data-dir", str(small_data), "--device", "cpu", "--local-only"]
         if command == "train":
             shared += ["--feature-dir", str(feature_dir), "--backbone", str(bert_backbone)]
@@ -66,6 +68,21 @@ def test_train_then_evaluate(run: Run, tmp_path: Path, capsys: pytest.CaptureFix
     saved = json.loads(report.read_text())
     assert saved["results"]["all"]["model"]["classes"] == 8
     assert len(saved["results"]["all"]["model"]["per_class"]) == 8
+
+
+def test_calibrate_rewrites_the_configuration(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A head without independent scores has them afterwards; scale, bias and the figures they reach are printed."""
+    head = tmp_path / "head"
+    assert run("train", "--recipe", "card-like", "--output", str(head)) == 0
+    config = ModelConfig.load(head / "config.json")
+    config.model_copy(update={"multi_label": None}).save(head / "config.json")
+    capsys.readouterr()
+    assert run("calibrate", str(head)) == 0
+    fitted = ModelConfig.load(head / "config.json").multi_label
+    assert fitted is not None
+    out = capsys.readouterr().out
+    assert f"multi_label scale {fitted.scale:.4f}, bias {fitted.bias:.4f}" in out
+    assert "validation_calibrate: " in out
 
 
 def test_errors_are_the_librarys(run: Run, tmp_path: Path) -> None:
