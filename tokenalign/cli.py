@@ -111,13 +111,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     answer.add_argument("--top-k", type=int, metavar="K", help="show only the K best labels")
     answer.add_argument("--logits", action="store_true", help="show logits too; then one label is enough")
+    answer.add_argument(
+        "--multi-label", action="store_true", help="score each label by itself; then one label is enough"
+    )
+    answer.add_argument("--min-score", type=float, metavar="P", help="name no label when the best score is lower")
+    answer.add_argument("--min-margin", type=float, metavar="P", help="nor when its lead over the second is smaller")
+    answer.add_argument(
+        "--long-text",
+        default="truncate",
+        choices=["truncate", "window", "error"],
+        help="cut a text that is too long (default), read it in windows, or refuse it",
+    )
+    answer.add_argument("--window-stride", type=int, metavar="TOKENS", help="from one window to the next")
     answer.add_argument("--json", action="store_true", help="one JSON object per text and line, nothing else on stdout")
     return parser
 
 
 def _classify(options: argparse.Namespace) -> int:
     # Checked before the model is loaded, which takes seconds.
-    labels = LabelSet.of(_labels(options.labels, options.labels_file), min_labels=1 if options.logits else 2)
+    fewest = 1 if options.logits or options.multi_label else 2
+    labels = LabelSet.of(_labels(options.labels, options.labels_file), min_labels=fewest)
     from tokenalign.terminal import Terminal
 
     terminal = Terminal()
@@ -126,7 +139,18 @@ def _classify(options: argparse.Namespace) -> int:
 
     def show(texts: list[str]) -> None:
         nonlocal warned
-        answers = classifier(texts, labels, explain=options.explain, return_logits=options.logits, top_k=options.top_k)
+        answers = classifier(
+            texts,
+            labels,
+            explain=options.explain,
+            return_logits=options.logits,
+            top_k=options.top_k,
+            multi_label=options.multi_label,
+            min_score=options.min_score,
+            min_margin=options.min_margin,
+            long_text=options.long_text,
+            window_stride=options.window_stride,
+        )
         if not warned and answers:
             terminal.warn(answers[0]["warnings"])
             warned = True

@@ -82,7 +82,8 @@ def push_head(
                 commit_message=commit_message or f"Upload {config.name}",
             )
     except (HfHubHTTPError, HFValidationError) as error:
+        said = " ".join(str(error).split()).rstrip(".")
         raise CheckpointError(
-            f"{repo_id!r} can't be pushed to: {error}; check the id, that the token may write there, and the network"
+            f"{repo_id!r} can't be pushed to: {said}; check the id, that the token may write there, and the network"
         ) from error
     return str(done.commit_url)

@@ -86,6 +86,19 @@ def test_one_label_is_enough_for_logits(cli: Cli) -> None:
     assert out.splitlines()[1].split()[0] == "1.000"
 
 
+def test_options_of_the_answer(cli: Cli, bert_classifier: Any) -> None:
+    """Limits, windows and independent scores are those of the library."""
+    long = "card " * 200
+    windows = ["--long-text", "window", "--window-stride", "100"]
+    (answer,) = cli.json("--text", long, *LABELS, "--min-margin", "1", *windows)
+    expected = bert_classifier(long, LABELS[1:], min_margin=1, long_text="window", window_stride=100)
+    assert answer == {"text": long, **expected}
+    assert answer["label"] is None
+    assert cli.json("--text", "card", *LABELS, "--min-score", "1")[0]["abstained"]["reason"] == "min_score"
+    assert "multi_label: the model" in cli("--text", "card", "--labels", "cash", "--multi-label", code=2)[1]
+    assert "has 202 tokens" in cli("--text", long, *LABELS, "--long-text", "error", code=2)[1]
+
+
 def test_texts_from_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """`-` reads one text per line where it stands; blank lines are none."""
     enter(monkeypatch, "card\n\n  \ncash twice\r\n")
