@@ -55,7 +55,7 @@ def number(value: float | None, unit: str = "") -> str:
     if value is None or math.isnan(value):
         return "-"
     size = abs(value)
-    digits = 2 if unit == "%" else 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 3
+    digits = 2 if unit == "%" else 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
     return f"{value:,.{digits}f}{' ' + unit if unit else ''}"
 
 

@@ -12,6 +12,7 @@ def test_percentile_is_a_measured_value() -> None:
     values = [float(n) for n in range(100, 0, -1)]
     assert [percentile(values, p) for p in (50, 99, 100)] == [50, 99, 100]
     assert percentile([7.0], 50) == 7.0
+    assert percentile([1.0, 2.0, 3.0], 50) == 2.0
 
 
 def test_nothing_measured_is_no_number() -> None:
