@@ -86,7 +86,7 @@ class ScorerDeployment(Scorer):
 
 
 class IngressDeployment(Ingress):
-    """The ingress on Serve: passes the encoder's un-awaited response on to the scorer."""
+    """The ingress on Serve: its handles to the other deployments and, where it is embedded, to the label store."""
 
     async def __init__(  # type: ignore[misc]  # as above
         self,
@@ -95,8 +95,8 @@ class IngressDeployment(Ingress):
         scorer: DeploymentHandle[Any],
         cache_server: DeploymentHandle[Any] | None,
     ) -> None:
-        async def send(batch: EncodeBatch, questions: ScoreBatch) -> ScoredBatch:
-            return await _call(scorer.score.remote(encoder.encode.remote(batch), questions))
+        async def send(batch: ScoreBatch) -> ScoredBatch:
+            return await _call(scorer.score.remote(batch))
 
         async def describe() -> EncoderIdentity:
             return await _call(encoder.describe.remote())

@@ -127,7 +127,7 @@ class _Entry(Generic[ItemT, ResultT]):
 
 
 class _Batch(Generic[ItemT, ResultT]):
-    """The entries of one dispatch. It costs rows x longest row: what a padded forward pass computes."""
+    """The entries of one dispatch. It costs rows x longest row, what a padded forward pass computes, or its tokens."""
 
     def __init__(self, oldest: _Entry[ItemT, ResultT], max_tokens: int, max_padding_share: float) -> None:
         self.entries = [oldest]  # the oldest always goes, however heavy it is
@@ -145,7 +145,7 @@ class _Batch(Generic[ItemT, ResultT]):
         known = entry.identity in self._row_of
         tokens = self.tokens + (0 if known else entry.weight)
         longest = max(self._longest, entry.weight)
-        padded = (len(self._row_of) + (not known)) * longest
+        padded = tokens if self._max_padding_share == 1 else (len(self._row_of) + (not known)) * longest
         if padded > self._max_tokens or padded - tokens > self._max_padding_share * padded:
             return
         self.entries.append(entry)
@@ -229,7 +229,7 @@ class MicroBatcher(Generic[ItemT, ResultT]):
     max_queue_items    and max_queue_tokens: what may wait before `submit` raises QueueFull
     slots              how many batches may be in flight, asked before each take; may be 0 for a while
     max_age_s          items that waited longer go before items that are nearer to the oldest one's length
-    max_padding_share  of a padded batch; 1.0 where the encoder doesn't pad
+    max_padding_share  of a padded batch; 1.0 where the encoder doesn't pad, and a batch is what its tokens are
     slot_poll_s        how often slots are asked for while items wait; `notify` does it at once
     clock              seconds, for ages, deadlines and the pace
 

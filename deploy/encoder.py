@@ -1,20 +1,31 @@
 """The encoder deployment: token ids in, rows out. A plain class; `app.py` puts it on Ray Serve."""
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from deploy.batching import BatchInfo, MicroBatcher
 from deploy.model import ServedModel
 from deploy.settings import Settings
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, Priority, check_fingerprint
 from deploy.workers import PriorityWorker, available_cores
+from tokenalign.errors import TokenAlignError
 from tokenalign.scoring import Aligner
 from tokenalign.tokens import compact
 
+MAX_MERGED = 64  # batches in one pass
+PASSES = 1  # at a time
+
 
 class Encoder:
-    """Holds the frozen encoder; one computing thread, documents before labels."""
+    """Holds the frozen encoder; documents before labels.
+
+    Batches of documents that arrive while it computes, from however many senders, share the next pass.
+    """
 
     def __init__(self, settings: Settings, model: ServedModel | None = None) -> None:
         self._model = model or ServedModel.load(settings.model)
@@ -27,6 +38,17 @@ class Encoder:
         self._aligner = Aligner(head, self._model.config.temperature)
         self._identity = EncoderIdentity(self._backbone.identity, self._model.fingerprint(self._backbone.identity))
         self._worker = PriorityWorker("encoder")
+        self._merger: MicroBatcher[EncodeBatch, NDArray[Any]] = MicroBatcher(
+            self._encode_together,
+            weight=lambda batch: len(batch.ids),
+            identity=id,
+            max_batch_tokens=self._max_batch_tokens,
+            max_batch_items=MAX_MERGED,
+            max_queue_items=sys.maxsize,  # the senders bound what they send
+            max_queue_tokens=sys.maxsize,
+            slots=lambda: PASSES,
+            max_padding_share=1.0,
+        )
         self._queued_elsewhere = 0
         self._in_hand_tokens = 0
 
@@ -44,13 +66,37 @@ class Encoder:
             self._queued_elsewhere = batch.queued_tokens
         self._in_hand_tokens += len(batch.ids)
         try:
-            rows = await self._worker.run(lambda: self._rows(batch), priority=int(batch.priority))
+            if batch.priority is Priority.DOCUMENTS:
+                [rows] = await self._merger.submit([batch], deadline_s=None)
+            else:
+                rows = await self._worker.run(lambda: self._rows(batch), priority=int(batch.priority))
         finally:
             self._in_hand_tokens -= len(batch.ids)
         return EncodedRows(self._identity.fingerprint, rows, batch.lengths, self._projects)
 
-    def close(self) -> None:
-        """Ends the computing thread after the batches that wait already."""
+    async def _encode_together(
+        self, batches: Sequence[EncodeBatch], _: BatchInfo
+    ) -> Sequence[NDArray[Any] | TokenAlignError]:
+        """The rows of each batch out of one pass; where that fails, out of one each, so that none fails another."""
+        together = EncodeBatch(
+            self._identity.fingerprint,
+            np.concatenate([batch.ids for batch in batches]),
+            np.concatenate([batch.lengths for batch in batches]),
+            Priority.DOCUMENTS,
+            0,
+        )
+        try:
+            rows = await self._worker.run(lambda: self._rows(together), priority=int(Priority.DOCUMENTS))
+        except TokenAlignError as error:
+            if len(batches) == 1:
+                return [error]
+            alone = [await self._encode_together([batch], _) for batch in batches]
+            return [rows for [rows] in alone]
+        return np.split(rows, np.cumsum([len(batch.ids) for batch in batches])[:-1])
+
+    async def close(self) -> None:
+        """Fails the documents that wait, and ends the computing thread after the work that it has."""
+        await self._merger.close()
         self._worker.stop()
 
     def record_autoscaling_stats(self) -> dict[str, float]:

@@ -11,8 +11,9 @@ from typing import Any
 from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
 from deploy.http.errors import NotReadyError
 from deploy.http.schemas import ClassifyQuery, label_set_json, response_json
+from deploy.label_cache.lru import ByteLru
 from deploy.label_cache.store import Store
-from deploy.label_sets import Definition, LabelSets, LabelSetsUnavailableError
+from deploy.label_sets import LABEL_BYTES, Definition, LabelSets, LabelSetsUnavailableError
 from deploy.model import ServedModel
 from deploy.settings import Settings
 from deploy.wire import (
@@ -20,6 +21,7 @@ from deploy.wire import (
     EncodeBatch,
     EncoderIdentity,
     LabelReport,
+    PackedLabels,
     Priority,
     Question,
     ReplicaLostError,
@@ -34,7 +36,7 @@ from tokenalign.results import Explain
 from tokenalign.text import TokenizedTexts
 from tokenalign.tokens import TokenBatch
 
-Send = Callable[[EncodeBatch, ScoreBatch], Awaitable[ScoredBatch]]
+Send = Callable[[ScoreBatch], Awaitable[ScoredBatch]]
 Describe = Callable[[], Awaitable[EncoderIdentity]]
 Warm = Callable[[str, LabelSet, str | None], Awaitable[LabelReport]]
 
@@ -62,7 +64,7 @@ class _Item:
 class Ingress:
     """Answers requests by way of an encoder and a scorer.
 
-    send: passes a batch to an encoder and its rows on to a scorer; describe: asks an encoder what it serves
+    send: passes a batch to a scorer, which has it encoded; describe: asks an encoder what it serves
     warm: has a scorer bring the rows of a label set to where all find them, for a model's fingerprint and a tenant
     slots: how many batches this ingress may have in flight now
     store: where label sets are kept, or None
@@ -92,6 +94,7 @@ class Ingress:
             store_budget_s=settings.label_cache.store_budget_s,
         )
         self._model = model or ServedModel.load(settings.model)
+        self._packed: ByteLru[LabelSet, PackedLabels] = ByteLru(settings.label_sets.memory_bytes)
         self._identity: EncoderIdentity | None = None
         self._started = False
         self._probed_at = float("-inf")
@@ -261,13 +264,25 @@ class Ingress:
             Question(row, owned.setdefault((item.labels, item.tenant), len(owned)), item.explain, item.top_k)
             for row, item in zip(info.rows, items, strict=True)
         )
-        labels, tenants = zip(*owned, strict=True)
+        sets, tenants = zip(*owned, strict=True)
         scored = await self._send(
-            EncodeBatch.of(fingerprint, tokens, Priority.DOCUMENTS, info.queued_tokens),
-            ScoreBatch(fingerprint, tokens.keep, tuple(labels), tuple(tenants), questions),
+            ScoreBatch(
+                EncodeBatch.of(fingerprint, tokens, Priority.DOCUMENTS, info.queued_tokens),
+                tokens.keep,
+                tuple(self._pack(labels) for labels in sets),
+                tuple(tenants),
+                questions,
+            )
         )
         check_fingerprint("the scores", fingerprint, scored.fingerprint)
-        return scored.answers
+        return scored.answers()
+
+    def _pack(self, labels: LabelSet) -> PackedLabels:
+        packed = self._packed.get(labels)
+        if packed is None:
+            packed = PackedLabels.of(labels)
+            self._packed.put(labels, packed, len(packed.data) + LABEL_BYTES * len(labels.descriptions))
+        return packed
 
     def _known_identity(self) -> EncoderIdentity:
         if self._identity is None:

@@ -139,7 +139,7 @@ class LabelSets:
         self.stats = LabelSetStats()
         self._store = store
         self._namespace = namespace
-        self._memory: ByteLru[_Held] = ByteLru(memory_bytes)
+        self._memory: ByteLru[str, _Held] = ByteLru(memory_bytes)
         self._memory_ttl_s = memory_ttl_s
         self._max_bytes = max_bytes
         self._store_budget_s = store_budget_s

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from deploy.label_cache.cache import LabelCache
 from deploy.label_cache.codec import LabelRows
+from deploy.label_cache.lru import ByteLru
 from deploy.label_cache.metrics import LOOKUP_SECONDS, cache_readings, store_readings
 from deploy.label_cache.stats import CacheStats
 from deploy.label_cache.store import Store
 from deploy.label_lint import near_duplicates
+from deploy.label_sets import LABEL_BYTES
 from deploy.model import ServedModel
 from deploy.settings import Settings
 from deploy.telemetry import NoSink, Reading, Sink
@@ -26,7 +28,9 @@ from deploy.wire import (
     EncodedRows,
     EncoderIdentity,
     LabelReport,
+    PackedLabels,
     Priority,
+    Question,
     ReplicaLostError,
     ScoreBatch,
     ScoredBatch,
@@ -41,6 +45,7 @@ from tokenalign.text import TokenizedTexts
 from tokenalign.tokens import TokenBatch
 
 REMEMBERED_SETS = 256  # label sets whose tokens and warnings a replica keeps at hand
+REMEMBERED_LABEL_BYTES = 64 * 1024 * 1024  # of label sets that needn't be unpacked again
 
 Describe = Callable[[], Awaitable[EncoderIdentity]]
 Encode = Callable[[EncodeBatch], Awaitable[EncodedRows]]
@@ -58,6 +63,7 @@ class _Known:
 class _Side:
     """The label side of a label set, ready to be scored."""
 
+    labels: LabelSet
     known: _Known
     queries: LabelQueries
     report: LabelReport
@@ -97,6 +103,7 @@ class Scorer:
         torch.set_num_threads(settings.threads.scorer or available_cores())
         self._aligner = Aligner(self._served.head, self._served.config.temperature)
         self._worker = PriorityWorker("scorer")
+        self._label_sets: ByteLru[bytes, LabelSet] = ByteLru(REMEMBERED_LABEL_BYTES)
         self._known: OrderedDict[tuple[LabelSet, str | None], _Known] = OrderedDict()
         self._model: _Model | None = None
         self._meeting = asyncio.Lock()
@@ -124,20 +131,23 @@ class Scorer:
         yield from cache_readings(self._stats)
         yield from store_readings(self._store)
 
-    async def score(self, rows: EncodedRows, batch: ScoreBatch) -> ScoredBatch:
+    async def score(self, batch: ScoreBatch) -> ScoredBatch:
         """An answer, or its own error, for each question of the batch, in order.
 
-        Raises `FingerprintMismatchError` when the rows or the batch are of another model than this replica's.
+        The documents are encoded while their labels are looked up. Raises `FingerprintMismatchError` when the batch, or
+        what the encoder gives for it, is of another model than this replica's, and `ReplicaLostError`.
         """
         model = await self._current()
-        if rows.fingerprint != model.fingerprint:
+        if batch.fingerprint != model.fingerprint:
             model = await self._meet_encoder()
-        check_fingerprint("the encoded rows", model.fingerprint, rows.fingerprint)
         check_fingerprint("the batch of questions", model.fingerprint, batch.fingerprint)
         owned = zip(batch.label_sets, batch.tenants, strict=True)
-        sides = await asyncio.gather(*(self._side(model, labels, tenant) for labels, tenant in owned))
+        rows, sides = await asyncio.gather(
+            self._rows(model, batch.documents),
+            asyncio.gather(*(self._side(model, labels, tenant) for labels, tenant in owned)),
+        )
         answers = await self._worker.run(lambda: self._answer(model, rows, batch, sides))
-        return ScoredBatch(model.fingerprint, answers)
+        return ScoredBatch.of(model.fingerprint, answers)
 
     async def warm(self, fingerprint: str, labels: LabelSet, tenant: str | None = None) -> LabelReport:
         """What to tell of a label set, its near-duplicates included, once its rows are where every scorer finds them.
@@ -192,11 +202,17 @@ class Scorer:
             stats=self._stats,
         )
 
-    async def _side(self, model: _Model, labels: LabelSet, tenant: str | None) -> _Side | TokenAlignError:
+    async def _rows(self, model: _Model, documents: EncodeBatch) -> EncodedRows:
+        rows = await self._encode(documents)
+        check_fingerprint("the encoded rows", model.fingerprint, rows.fingerprint)
+        return rows
+
+    async def _side(self, model: _Model, packed: PackedLabels, tenant: str | None) -> _Side | TokenAlignError:
         """The label side of a set, or the error that is its own.
 
         Raises what concerns the whole batch and is worth another try: a lost or changed encoder.
         """
+        labels = self._unpack(packed)
         try:
             known = await self._know(labels, tenant)
             started = time.perf_counter()
@@ -207,7 +223,14 @@ class Scorer:
         except TokenAlignError as error:
             return error
         report = LabelReport(cached.hits, known.warnings)
-        return _Side(known, LabelQueries(cached.rows.values, cached.rows.lengths), report)
+        return _Side(labels, known, LabelQueries(cached.rows.values, cached.rows.lengths), report)
+
+    def _unpack(self, packed: PackedLabels) -> LabelSet:
+        labels = self._label_sets.get(packed.key)
+        if labels is None:
+            labels = packed.unpack()
+            self._label_sets.put(packed.key, labels, len(packed.data) + LABEL_BYTES * len(labels.descriptions))
+        return labels
 
     async def _know(self, labels: LabelSet, tenant: str | None) -> _Known:
         """The tokens and warnings of a label set; `InputError` at the label that has no token.
@@ -255,43 +278,39 @@ class Scorer:
         return self._aligner.project(torch.from_numpy(rows.values.astype(np.float32)), "rows")
 
     def _answer(
-        self, model: _Model, rows: EncodedRows, batch: ScoreBatch, sides: list[_Side | TokenAlignError]
-    ) -> tuple[Answer | TokenAlignError, ...]:
+        self, model: _Model, rows: EncodedRows, batch: ScoreBatch, sides: Sequence[_Side | TokenAlignError]
+    ) -> list[Answer | TokenAlignError]:
         keys = self._aligner.document_keys(TokenBatch(self._projected(rows), rows.lengths, batch.keep))
-        answers: list[Answer | TokenAlignError | None] = [None] * len(batch.questions)
+        answers: dict[int, Answer | TokenAlignError] = {}
         for s, side in enumerate(sides):
-            asked = [q for q, question in enumerate(batch.questions) if question.labels == s]
+            asked = {q: question for q, question in enumerate(batch.questions) if question.labels == s}
             try:
-                found = self._answer_set(model, batch, batch.label_sets[s], side, keys, asked)
+                answers |= dict(zip(asked, self._answer_set(model, side, keys, list(asked.values())), strict=True))
             except TokenAlignError as error:
-                found = [error] * len(asked)
-            for q, answer in zip(asked, found, strict=True):
-                answers[q] = answer
-        return tuple(answer for answer in answers if answer is not None)
+                answers |= dict.fromkeys(asked, error)
+        return [answers[q] for q in range(len(batch.questions))]
 
     def _answer_set(
-        self,
-        model: _Model,
-        batch: ScoreBatch,
-        labels: LabelSet,
-        side: _Side | TokenAlignError,
-        keys: DocumentKeys,
-        asked: list[int],
-    ) -> list[Answer | TokenAlignError]:
+        self, model: _Model, side: _Side | TokenAlignError, keys: DocumentKeys, asked: Sequence[Question]
+    ) -> list[Answer]:
+        """An answer for each question about one label set; raises what concerns all of them."""
         if isinstance(side, TokenAlignError):
-            return [side] * len(asked)
-        documents = [batch.questions[q].document for q in asked]
-        logits = self._aligner.logits(labels, side.queries, keys.select(documents))
+            raise side
+        logits = self._aligner.logits(side.labels, side.queries, keys.select([q.document for q in asked]))
         scores = softmax(logits)
-        answers: list[Answer | TokenAlignError] = []
-        for row, q in enumerate(asked):
-            question = batch.questions[q]
-            wanted = explained_labels(ranking(logits[row], question.top_k), question.explain)
+        orders = ranking(logits, None).astype(np.int32)
+        answers: list[Answer] = []
+        for row, question in enumerate(asked):
+            order = orders[row, : question.top_k]
+            document = keys.slice(question.document) if question.explain else None
             alignments = tuple(
-                self._aligner.align(labels, label, side.known.tokenized, side.queries, keys.slice(question.document))
-                for label in wanted
+                self._aligner.align(side.labels, label, side.known.tokenized, side.queries, document)
+                for label in explained_labels(order, question.explain)
+                if document is not None
             )
-            answers.append(Answer(model.fingerprint, logits[row], scores[row], alignments, side.report))
+            answers.append(
+                Answer(model.fingerprint, order, scores[row, order], logits[row, order], alignments, side.report)
+            )
         return answers
 
 

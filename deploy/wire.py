@@ -1,7 +1,10 @@
 """What crosses a process: frozen dataclasses of numpy arrays, each with its producer's fingerprint."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -9,9 +12,9 @@ from numpy.typing import NDArray
 
 from tokenalign.backbone import BackboneIdentity
 from tokenalign.errors import FingerprintMismatchError, TokenAlignError
-from tokenalign.labels import LabelSet
+from tokenalign.labels import Label, LabelSet
 from tokenalign.results import Explain, FloatArray, LabelAlignment, Warning_
-from tokenalign.tokens import BoolArray, IntArray, TokenBatch
+from tokenalign.tokens import BoolArray, IntArray, TokenBatch, offsets_of
 
 
 class ReplicaLostError(TokenAlignError):
@@ -73,6 +76,27 @@ class EncodedRows:
     projected: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PackedLabels:
+    """A label set as bytes: packed once however often it is sent, and unpacked only by who doesn't know its key.
+
+    key: sha256 of `data`, which is JSON: `[[name, [description, …]], …]`
+    """
+
+    key: bytes
+    data: bytes
+
+    @classmethod
+    def of(cls, labels: LabelSet) -> "PackedLabels":
+        """The packed form of a set."""
+        data = json.dumps([[label.name, label.descriptions] for label in labels.labels]).encode("ascii")
+        return cls(sha256(data).digest(), data)
+
+    def unpack(self) -> LabelSet:
+        """The set, equal to the one that was packed."""
+        return LabelSet(tuple(Label(name, tuple(descriptions)) for name, descriptions in json.loads(self.data)))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
     """One text against one label set, within a `ScoreBatch`.
@@ -88,16 +112,22 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreBatch:
-    """What the scorer needs besides the encoded rows: `keep`: `[tokens]` bool, label sets, and who asks what.
+    """Token ids on their way to a scorer, which has them encoded, and who asks what of them.
 
+    keep: `[tokens]` bool, which of the documents' tokens are scored
     tenants: for each label set whose cache entries it may use; None for those that all share
     """
 
-    fingerprint: str
+    documents: EncodeBatch
     keep: BoolArray
-    label_sets: tuple[LabelSet, ...]
+    label_sets: tuple[PackedLabels, ...]
     tenants: tuple[str | None, ...]
     questions: tuple[Question, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the sender's model."""
+        return self.documents.fingerprint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,24 +140,63 @@ class LabelReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """The scores of one `Question`: `[labels]` fp32 each, in the caller's order, and the alignments asked for.
+    """The answer to one `Question`: its labels, best first, and the alignments asked for.
 
-    fingerprint: of the model that gave them; the texts of one request may travel in batches before and after a rollout
+    fingerprint: of the model that gave it; the texts of one request may travel in batches before and after a rollout
+    order: `[k]` int32 positions among the set's labels; scores, logits: `[k]` fp32 of each
     """
 
     fingerprint: str
-    logits: FloatArray
+    order: IntArray
     scores: FloatArray
+    logits: FloatArray
     alignments: tuple[LabelAlignment, ...]
     report: LabelReport
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredBatch:
-    """One `Answer`, or the error that concerns it alone, for each question, in order."""
+    """One `Answer`, or the error that concerns it alone, for each question, in order; their arrays laid end to end.
+
+    counts: `[questions]` int32, labels in each answer
+    others: of each question, what is no array: an answer's alignments and report, or an error
+    """
 
     fingerprint: str
-    answers: tuple[Answer | TokenAlignError, ...]
+    counts: IntArray
+    order: IntArray
+    scores: FloatArray
+    logits: FloatArray
+    others: tuple[tuple[tuple[LabelAlignment, ...], LabelReport] | TokenAlignError, ...]
+
+    @classmethod
+    def of(cls, fingerprint: str, answers: Sequence[Answer | TokenAlignError]) -> "ScoredBatch":
+        """The packed form of answers, all of one model."""
+        good = [answer for answer in answers if isinstance(answer, Answer)]
+        return cls(
+            fingerprint,
+            np.array([len(a.order) if isinstance(a, Answer) else 0 for a in answers], dtype=np.int32),
+            np.concatenate([np.zeros(0, dtype=np.int32), *(answer.order for answer in good)]),
+            np.concatenate([np.zeros(0, dtype=np.float32), *(answer.scores for answer in good)]),
+            np.concatenate([np.zeros(0, dtype=np.float32), *(answer.logits for answer in good)]),
+            tuple((a.alignments, a.report) if isinstance(a, Answer) else a for a in answers),
+        )
+
+    def answers(self) -> list[Answer | TokenAlignError]:
+        """One for each question, in order; their arrays are views."""
+        found: list[Answer | TokenAlignError] = []
+        for other, start, end in zip(self.others, *_bounds(self.counts), strict=True):
+            if isinstance(other, TokenAlignError):
+                found.append(other)
+            else:
+                run = slice(start, end)
+                found.append(Answer(self.fingerprint, self.order[run], self.scores[run], self.logits[run], *other))
+        return found
+
+
+def _bounds(counts: IntArray) -> tuple[list[int], list[int]]:
+    offsets = offsets_of(counts).tolist()
+    return offsets[:-1], offsets[1:]
 
 
 def check_fingerprint(what: str, expected: str, got: str) -> None:

@@ -13,7 +13,7 @@ from deploy.settings import LimitSettings
 from deploy.wire import Answer, LabelReport
 from tokenalign.errors import InputError
 from tokenalign.labels import LabelSet, check_text
-from tokenalign.results import Explain, check_top_k, match_list, ranking, truncation_report
+from tokenalign.results import Explain, check_top_k, match_list, truncation_report
 from tokenalign.text import TokenizedTexts
 
 _LABEL_SCHEMA = {
@@ -216,16 +216,16 @@ def _check_explain(value: object) -> Explain:
 
 def result_json(query: ClassifyQuery, text: str, tokenized: TokenizedTexts, answer: Answer) -> dict[str, Any]:
     """One element of `results`; tokenized: that text alone."""
-    names = query.labels.names
-    order = ranking(answer.logits, query.top_k).tolist()
-    scores, logits = answer.scores.tolist(), answer.logits.tolist()
+    names = [query.labels.labels[i].name for i in answer.order.tolist()]
+    scores = answer.scores.tolist()
     if query.return_logits:
-        ranked = [{"label": names[i], "score": scores[i], "logit": logits[i]} for i in order]
+        logits = answer.logits.tolist()
+        ranked = [{"label": n, "score": s, "logit": x} for n, s, x in zip(names, scores, logits, strict=True)]
     else:
-        ranked = [{"label": names[i], "score": scores[i]} for i in order]
+        ranked = [{"label": n, "score": s} for n, s in zip(names, scores, strict=True)]
     result: dict[str, Any] = {
-        "label": names[order[0]],
-        "score": scores[order[0]],
+        "label": names[0],
+        "score": scores[0],
         "scores": ranked,
         "truncation": truncation_report(tokenized.truncations[0]),
     }

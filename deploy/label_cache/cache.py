@@ -168,7 +168,7 @@ class LabelCache:
         self._keys = CacheKeys(namespace, fingerprint)
         self._ttl_s, self._store_retry_s = ttl_s, store_retry_s
         self._clock = clock
-        self._memory: ByteLru[_Held] = ByteLru(memory_bytes)
+        self._memory: ByteLru[str, _Held] = ByteLru(memory_bytes)
         self._lists: dict[str, asyncio.Task[_Found]] = {}
         self._labels: Flights[Landed] = Flights()
         self._background = Background(MAX_BACKGROUND)

@@ -1,15 +1,17 @@
 """A mapping that forgets what was used least recently, bounded in bytes."""
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 ENTRY_OVERHEAD_BYTES = 512
 """Charged for each entry beside its value: key, list node, array objects; the sum of `sys.getsizeof`, rounded up."""
 
 
-class ByteLru(Generic[Value]):
+class ByteLru(Generic[Key, Value]):
     """At most `max_bytes` of values, each charged what `put` says plus `ENTRY_OVERHEAD_BYTES`."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -18,12 +20,12 @@ class ByteLru(Generic[Value]):
         self.max_bytes = max_bytes
         self.held_bytes = 0
         self.evictions = 0
-        self._entries: OrderedDict[str, tuple[Value, int]] = OrderedDict()
+        self._entries: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: str) -> Value | None:
+    def get(self, key: Key) -> Value | None:
         """The value of `key`, from now on the most recently used; None when there is none."""
         entry = self._entries.get(key)
         if entry is None:
@@ -31,7 +33,7 @@ class ByteLru(Generic[Value]):
         self._entries.move_to_end(key)
         return entry[0]
 
-    def put(self, key: str, value: Value, nbytes: int) -> bool:
+    def put(self, key: Key, value: Value, nbytes: int) -> bool:
         """Whether `value` is kept: False, and `key` is forgotten, when it alone is above the bound."""
         self.pop(key)
         charge = nbytes + ENTRY_OVERHEAD_BYTES
@@ -45,7 +47,7 @@ class ByteLru(Generic[Value]):
             self.evictions += 1
         return True
 
-    def pop(self, key: str) -> None:
+    def pop(self, key: Key) -> None:
         """Forgets `key`, if it is there; not counted as an eviction."""
         entry = self._entries.pop(key, None)
         if entry is not None:

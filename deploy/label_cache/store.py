@@ -94,7 +94,7 @@ class MemoryStore:
         max_forever_bytes: int = DEFAULT_MAX_FOREVER_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._entries: ByteLru[tuple[bytes, float]] = ByteLru(max_bytes)
+        self._entries: ByteLru[str, tuple[bytes, float]] = ByteLru(max_bytes)
         self._forever: dict[str, bytes] = {}
         self._max_forever_bytes = max_forever_bytes
         self._clock = clock

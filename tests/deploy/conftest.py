@@ -130,7 +130,7 @@ class Stack:
         self.settings = settings
         self.store = store
         self.slots = 2
-        self.sent: list[tuple[EncodeBatch, ScoreBatch]] = []
+        self.sent: list[ScoreBatch] = []
         self.encoded: list[EncodeBatch] = []
         self.failures: list[Exception] = []
         self.encoder = Encoder(settings, model)
@@ -148,20 +148,20 @@ class Stack:
         """What a handle to the encoder tells of it."""
         return crossed(await self.encoder.describe())
 
-    async def _send(self, batch: EncodeBatch, questions: ScoreBatch) -> ScoredBatch:
-        self.sent.append((batch, questions))
+    async def _send(self, batch: ScoreBatch) -> ScoredBatch:
+        self.sent.append(batch)
         if self.failures:
             raise self.failures.pop(0)
-        return crossed(await self.scorer.score(await self.encode(batch), crossed(questions)))
+        return crossed(await self.scorer.score(crossed(batch)))
 
     async def _warm(self, fingerprint: str, labels: LabelSet, tenant: str | None) -> LabelReport:
         if self.failures:
             raise self.failures.pop(0)
         return crossed(await self.scorer.warm(fingerprint, crossed(labels), tenant))
 
-    def replace_encoder(self, model: ServedModel) -> None:
+    async def replace_encoder(self, model: ServedModel) -> None:
         """The encoder's replica ends, and one with another model stands in its place."""
-        self.encoder.close()
+        await self.encoder.close()
         self.encoder = Encoder(self.settings, model)
 
     async def drain(self) -> None:
@@ -200,7 +200,7 @@ class Stack:
         await self.client.aclose()
         await self.ingress.close()
         await self.scorer.close()
-        self.encoder.close()
+        await self.encoder.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -22,7 +22,7 @@ def settings_of(**model: Any) -> Settings:
 
 
 @pytest.fixture
-def make_encoder() -> Any:
+async def make_encoder() -> Any:
     """Makes encoders, and ends their threads."""
     made: list[Encoder] = []
 
@@ -32,7 +32,7 @@ def make_encoder() -> Any:
 
     yield make
     for encoder in made:
-        encoder.close()
+        await encoder.close()
 
 
 def documents(model: Any, texts: list[str]) -> TokenBatch:
@@ -126,7 +126,7 @@ async def test_the_event_loop_runs_during_a_forward_pass(
 async def test_documents_go_before_labels(
     gated: Any, make_encoder: Any, until: Callable[[Callable[[], bool]], Any]
 ) -> None:
-    """Of the batches that wait, those with a caller's documents are encoded first, each kind in its order."""
+    """Of the batches that wait, documents are encoded first and together, labels in their order."""
     encoder = make_encoder(gated.model)
     gated.backbone.gate.clear()
     first = asyncio.create_task(encoder.encode(batch_of(gated.model, ["first"], Priority.LABELS)))
@@ -145,8 +145,8 @@ async def test_documents_go_before_labels(
     gated.backbone.gate.set()
     await asyncio.gather(first, *sent)
     order = [batch.values.tolist() for batch in gated.backbone.seen]
-    expected = ["first", "document c", "document dd", "label a", "label bb"]
-    assert order == [documents(gated.model, [text]).values.tolist() for text in expected]
+    expected = [["first"], ["document c", "document dd"], ["label a"], ["label bb"]]
+    assert order == [documents(gated.model, texts).values.tolist() for texts in expected]
 
 
 async def test_the_autoscaler_is_told_what_waits(

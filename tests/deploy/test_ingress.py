@@ -186,9 +186,9 @@ class TestAnswers:
     async def test_equal_texts_are_encoded_once(self, stack: Stack) -> None:
         """A text that stands three times in a request crosses to the encoder once and is answered three times."""
         answer = await stack.ask(texts=["card", "cash", "card", "card"], labels=LABELS)
-        [(batch, questions)] = stack.sent
-        assert len(batch.lengths) == 2
-        assert len(questions.questions) == 4
+        [batch] = stack.sent
+        assert len(batch.documents.lengths) == 2
+        assert len(batch.questions) == 4
         assert answer["results"][0] == answer["results"][2] == answer["results"][3] != answer["results"][1]
 
     async def test_the_answer_names_its_model(self, any_stack: Stack, any_pair: Any) -> None:
@@ -320,8 +320,8 @@ class TestOverload:
         stack.slots = 1
         assert (await stays).status_code == 200
         assert gone.cancelled()
-        [(batch, _)] = stack.sent
-        assert len(batch.lengths) == 1
+        [batch] = stack.sent
+        assert len(batch.documents.lengths) == 1
 
     async def test_a_cancelled_request_in_flight(self, run_stack: RunStack, gated: Any, until: Any) -> None:
         """A caller who goes away while its batch is computed costs the others of that batch nothing."""
@@ -343,8 +343,8 @@ class TestOverload:
         """A batch tells the encoder how many tokens are left behind it, which the autoscaler can't see otherwise."""
         async with run_stack(bert, batching={"max_batch_texts": 1}) as stack:
             await stack.ask(texts=["card", "cash"], labels=LABELS)
-            waiting = [batch.queued_tokens for batch, _ in stack.sent]
-            assert waiting == [len(stack.sent[1][0].ids), 0]
+            waiting = [batch.documents.queued_tokens for batch in stack.sent]
+            assert waiting == [len(stack.sent[1].documents.ids), 0]
 
     async def test_long_texts_are_tokenised_beside_the_loop(self, stack: Stack, bert: Any) -> None:
         """Texts of many characters together get the same answer, though they are tokenised on a thread."""
@@ -424,7 +424,7 @@ class TestRollouts:
     async def test_a_changed_encoder_is_met_anew(self, stack: Stack, rollout: Rollout) -> None:
         """Ingress and scorer, both stale, ask the new encoder what it serves; the answer is the new model's."""
         old = await stack.ask(text=TEXTS[0], labels=LABELS)
-        stack.replace_encoder(rollout.model)
+        await stack.replace_encoder(rollout.model)
         stack.sent.clear()
         new = await stack.ask(text=TEXTS[0], labels=LABELS)
         assert len(stack.sent) == 2
@@ -445,7 +445,7 @@ class TestRollouts:
 
             async def encode(self, batch: Any) -> Any:
                 rows = await inner.encode(batch)
-                stack.replace_encoder(rollout.model)
+                await stack.replace_encoder(rollout.model)
                 return rows
 
         stack.encoder = Changing()
@@ -461,10 +461,10 @@ class TestRollouts:
             stack.slots = 1
             send = stack.scorer.score
 
-            async def score_then_change(rows: Any, batch: Any) -> Any:
-                scored = await send(rows, batch)
+            async def score_then_change(batch: Any) -> Any:
+                scored = await send(batch)
                 stack.scorer.score = send
-                stack.replace_encoder(rollout.model)
+                await stack.replace_encoder(rollout.model)
                 return scored
 
             stack.scorer.score = score_then_change
@@ -487,7 +487,7 @@ class TestRollouts:
     ) -> None:
         """An ingress can't answer for an encoder with another head: 503, and nothing of it is cached."""
         foreign = load_pair(make_head(bert_backbone, seed=9))
-        stack.replace_encoder(foreign.served)
+        await stack.replace_encoder(foreign.served)
         await stack.drain()
         response = await stack.post(text="card", labels=["never", "seen before"])
         assert (response.status_code, response.json()["error_type"]) == (503, "not_ready")

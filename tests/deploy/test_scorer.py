@@ -16,6 +16,7 @@ from deploy.wire import (
     EncodeBatch,
     EncodedRows,
     EncoderIdentity,
+    PackedLabels,
     Priority,
     Question,
     ReplicaLostError,
@@ -82,15 +83,21 @@ class Replica:
         rows = self.rows(batch.tokens())
         return rows if self.stated is None else replace(rows, fingerprint=self.stated)
 
+    @property
+    def labels_asked(self) -> list[EncodeBatch]:
+        return [batch for batch in self.asked if batch.priority is Priority.LABELS]
+
     def rows(self, tokens: TokenBatch) -> EncodedRows:
         values = Aligner(self.model.head, 1.0).project(self.backbone.encode(tokens), "rows")
         return EncodedRows(self.identity.fingerprint, values, tokens.lengths, True)
 
-    def ask(self, *questions: Question, sets: tuple[LabelSet, ...] = (LABELS,)) -> tuple[EncodedRows, ScoreBatch]:
-        """The encoded texts, and the batch of questions about them."""
+    def ask(self, *questions: Question, sets: tuple[LabelSet, ...] = (LABELS,)) -> ScoreBatch:
+        """The texts and questions about them; by default one for each."""
         tokens = self.model.tokenizer.documents(TEXTS).tokens
         wanted = questions or tuple(Question(i, 0, False, None) for i in range(len(TEXTS)))
-        return self.rows(tokens), ScoreBatch(self.identity.fingerprint, tokens.keep, sets, (None,) * len(sets), wanted)
+        documents = EncodeBatch.of(self.identity.fingerprint, tokens, Priority.DOCUMENTS)
+        packed = tuple(PackedLabels.of(labels) for labels in sets)
+        return ScoreBatch(documents, tokens.keep, packed, (None,) * len(sets), wanted)
 
 
 @pytest.fixture
@@ -123,17 +130,17 @@ def bfloat16(bert: Any) -> Backbone:
 
 
 async def test_answers_are_the_librarys(scorer: Scorer, replica: Replica, bert: Any) -> None:
-    """One answer for each question, in order, with the library's logits and scores in the caller's order of labels."""
-    scored = await scorer.score(*replica.ask())
+    """One answer for each question, in order, with the library's logits and scores, best label first."""
+    scored = await scorer.score(replica.ask())
     assert scored.fingerprint == bert.classifier.fingerprint
     expected = bert.classifier(TEXTS, LABELS, return_logits=True)
-    for answer, reference in zip(scored.answers, expected, strict=True):
+    for answer, reference in zip(scored.answers(), expected, strict=True):
         assert isinstance(answer, Answer)
         assert answer.fingerprint == scored.fingerprint
-        by_name = dict(zip(LABELS.names, answer.logits.tolist(), strict=True))
-        assert by_name == pytest.approx(reference["logits"], abs=1e-2)
-        by_name = dict(zip(LABELS.names, answer.scores.tolist(), strict=True))
-        assert by_name == pytest.approx(reference["scores"], abs=1e-3)
+        best_first = [LABELS.names[i] for i in answer.order]
+        assert best_first == list(reference["scores"])
+        assert answer.logits.tolist() == pytest.approx(list(reference["logits"].values()), abs=1e-2)
+        assert answer.scores.tolist() == pytest.approx(list(reference["scores"].values()), abs=1e-3)
         assert answer.alignments == ()
 
 
@@ -146,26 +153,27 @@ async def test_questions_in_any_order(scorer: Scorer, replica: Replica) -> None:
         Question(2, 0, "all", 2),
         Question(2, 1, True, None),
     ]
-    scored = await scorer.score(*replica.ask(*questions, sets=(LABELS, other)))
+    scored = await scorer.score(replica.ask(*questions, sets=(LABELS, other)))
     plain = [
         (
-            await scorer.score(*replica.ask(Question(q.document, 0, False, None), sets=([LABELS, other][q.labels],)))
-        ).answers[0]
+            await scorer.score(replica.ask(Question(q.document, 0, False, None), sets=([LABELS, other][q.labels],)))
+        ).answers()[0]
         for q in questions
     ]
-    for answer, alone, count in zip(scored.answers, plain, (0, 1, 2, 1), strict=True):
+    for answer, alone, count, top in zip(scored.answers(), plain, (0, 1, 2, 1), (2, 1, 2, 2), strict=True):
         assert isinstance(answer, Answer)
         assert isinstance(alone, Answer)
-        np.testing.assert_allclose(answer.logits, alone.logits, atol=1e-5)
-        assert len(answer.alignments) == count
+        np.testing.assert_array_equal(answer.order, alone.order[: len(answer.order)])
+        np.testing.assert_allclose(answer.logits, alone.logits[: len(answer.order)], atol=1e-5)
+        np.testing.assert_allclose(answer.scores, alone.scores[: len(answer.order)], atol=1e-5)
+        assert (len(answer.alignments), len(answer.order)) == (count, top)
 
 
 async def test_labels_are_encoded_once_and_behind_documents(scorer: Scorer, replica: Replica) -> None:
     """All descriptions go to the encoder in one batch of label priority, and not again for the next question."""
     for _ in range(2):
-        await scorer.score(*replica.ask())
-    [batch] = replica.asked
-    assert batch.priority is Priority.LABELS
+        await scorer.score(replica.ask())
+    [batch] = replica.labels_asked
     assert len(batch.lengths) == len(LABELS.descriptions)
 
 
@@ -174,13 +182,15 @@ async def test_many_labels_go_in_chunks(bert: Any, replica: Replica) -> None:
     names = [f"label number {i} of many" for i in range(40)]
     settings = Settings.parse({"model": {"device": "cpu"}, "batching": {"max_batch_tokens": 100}})
     scorer = Scorer(settings, replica.encode, replica.describe, None, bert.served)
-    [answer, *_] = (await scorer.score(*replica.ask(sets=(LabelSet.of(names),)))).answers
-    assert len(replica.asked) > 2
-    assert all(len(batch.ids) <= 100 for batch in replica.asked)
-    assert sum(len(batch.lengths) for batch in replica.asked) == len(names)
+    [answer, *_] = (await scorer.score(replica.ask(sets=(LabelSet.of(names),)))).answers()
+    assert len(replica.labels_asked) > 2
+    assert all(len(batch.ids) <= 100 for batch in replica.labels_asked)
+    assert sum(len(batch.lengths) for batch in replica.labels_asked) == len(names)
     assert isinstance(answer, Answer)
     expected = bert.classifier(TEXTS[0], names)["scores"]
-    assert dict(zip(names, answer.scores.tolist(), strict=True)) == pytest.approx(expected, abs=1e-3)
+    assert {names[i]: score for i, score in zip(answer.order, answer.scores, strict=True)} == pytest.approx(
+        expected, abs=1e-3
+    )
     await scorer.close()
 
 
@@ -188,13 +198,13 @@ async def test_a_label_without_tokens(scorer: Scorer, replica: Replica) -> None:
     """Only the questions about that list get the error, which says where the label stands; it is not encoded."""
     bad = LabelSet.of(["a", {"name": "b", "description": ["c", "\u200b"]}])
     scored = await scorer.score(
-        *replica.ask(Question(0, 0, False, None), Question(0, 1, False, None), sets=(bad, LABELS))
+        replica.ask(Question(0, 0, False, None), Question(0, 1, False, None), sets=(bad, LABELS))
     )
-    error, answer = scored.answers
+    error, answer = scored.answers()
     assert isinstance(error, InputError)
     assert error.loc == ("labels", 1, "description", 1)
     assert isinstance(answer, Answer)
-    assert len(replica.asked) == 1
+    assert len(replica.labels_asked) == 1
 
 
 async def test_warnings_come_with_every_answer(scorer: Scorer, replica: Replica) -> None:
@@ -202,7 +212,7 @@ async def test_warnings_come_with_every_answer(scorer: Scorer, replica: Replica)
     long = LabelSet.of(["card " * 300, "cash"])
     for _ in range(2):
         asked = replica.ask(Question(0, 0, False, None), Question(0, 1, False, None), sets=(long, LABELS))
-        cut, plain = (await scorer.score(*asked)).answers
+        cut, plain = (await scorer.score(asked)).answers()
         assert isinstance(cut, Answer)
         assert isinstance(plain, Answer)
         assert [warning["type"] for warning in cut.report.warnings] == ["truncated"]
@@ -212,47 +222,50 @@ async def test_warnings_come_with_every_answer(scorer: Scorer, replica: Replica)
 async def test_it_meets_the_encoder_once(scorer: Scorer, replica: Replica) -> None:
     """What the encoder serves is asked for at the start, not for every batch."""
     await scorer.start()
-    await scorer.score(*replica.ask())
-    await scorer.score(*replica.ask())
+    await scorer.score(replica.ask())
+    await scorer.score(replica.ask())
     assert replica.described == 1
     assert await scorer.describe() == replica.identity.fingerprint
 
 
 async def test_without_a_start_it_meets_the_encoder_at_its_first_batch(scorer: Scorer, replica: Replica) -> None:
     """Batches that come together before the encoder is known ask for it once."""
-    await asyncio.gather(*(scorer.score(*replica.ask()) for _ in range(3)))
+    await asyncio.gather(*(scorer.score(replica.ask()) for _ in range(3)))
     assert replica.described == 1
 
 
 async def test_a_stale_scorer_meets_the_new_encoder(
     scorer: Scorer, replica: Replica, bert: Any, bfloat16: Backbone, store: Recording
 ) -> None:
-    """Rows of an unknown model make it ask the encoder again; it goes on with that one, under that one's keys."""
+    """A batch of an unknown model has it ask the encoder again; it goes on with that one, under that one's keys."""
     old = replica.identity.fingerprint
-    await scorer.score(*replica.ask())
+    await scorer.score(replica.ask())
     replica.serve(bert.served, bfloat16)
-    scored = await scorer.score(*replica.ask())
+    scored = await scorer.score(replica.ask())
     assert scored.fingerprint == replica.identity.fingerprint != old
-    assert [answer.report.cached for answer in scored.answers if isinstance(answer, Answer)] == [0, 0, 0]
+    assert [answer.report.cached for answer in scored.answers() if isinstance(answer, Answer)] == [0, 0, 0]
     prints = {key.split(":")[2] for key in store.keys}
     assert prints <= {bert.served.label_fingerprint(i) for i in (bert.served.backbone.identity, bfloat16.identity)}
 
 
-async def test_rows_of_no_known_encoder(scorer: Scorer, replica: Replica, bert: Any, bfloat16: Backbone) -> None:
-    """Rows that are neither this scorer's nor the encoder's present model's are refused."""
-    await scorer.start()
-    rows, batch = replica.ask()
-    with pytest.raises(FingerprintMismatchError, match="rows"):
-        await scorer.score(replace(rows, fingerprint="strange"), batch)
-    assert replica.described == 2
-    await scorer.score(rows, batch)
+async def test_rows_of_another_model(scorer: Scorer, replica: Replica) -> None:
+    """Rows that come back under another model's name than they were asked under are refused."""
+    await scorer.score(replica.ask())  # so that its labels are known
+    replica.stated = "strange"
+    with pytest.raises(FingerprintMismatchError, match="encoded rows"):
+        await scorer.score(replica.ask())
+    replica.stated = None
+    await scorer.score(replica.ask())
 
 
 async def test_questions_of_another_model(scorer: Scorer, replica: Replica) -> None:
-    """A keep mask that another model's tokenizer made doesn't fit these rows, and is refused."""
-    rows, batch = replica.ask()
+    """Questions of a model that neither this scorer nor the encoder has are refused, after the encoder was asked."""
+    await scorer.start()
+    batch = replica.ask()
     with pytest.raises(FingerprintMismatchError, match="questions"):
-        await scorer.score(rows, replace(batch, fingerprint="strange"))
+        await scorer.score(replace(batch, documents=replace(batch.documents, fingerprint="strange")))
+    assert replica.described == 2
+    assert replica.asked == []
 
 
 async def test_an_encoder_with_another_head(scorer: Scorer, replica: Replica) -> None:
@@ -272,10 +285,10 @@ async def test_label_encoding_that_is_worth_another_try(
     """A changed or lost encoder is an error of the whole batch, so that it is sent again; nothing is kept of it."""
     replica.failure = failure
     with pytest.raises(type(failure)):
-        await scorer.score(*replica.ask())
+        await scorer.score(replica.ask())
     assert store.keys == []
     replica.failure = None
-    [answer, *_] = (await scorer.score(*replica.ask())).answers
+    [answer, *_] = (await scorer.score(replica.ask())).answers()
     assert isinstance(answer, Answer)
     assert answer.report.cached == 0
 
@@ -284,11 +297,11 @@ async def test_rows_of_another_model_are_never_kept(scorer: Scorer, replica: Rep
     """Label rows that come back under another fingerprint than they were asked under reach neither tier."""
     asked = replica.ask()
     replica.stated = "another"
-    with pytest.raises(FingerprintMismatchError, match="labels"):
-        await scorer.score(*asked)
+    with pytest.raises(FingerprintMismatchError):
+        await scorer.score(asked)
     assert store.keys == []
     replica.stated = None
-    [answer, *_] = (await scorer.score(*asked)).answers
+    [answer, *_] = (await scorer.score(asked)).answers()
     assert isinstance(answer, Answer)
     assert answer.report.cached == 0
 
@@ -305,11 +318,10 @@ async def test_a_look_up_that_a_rollout_overtakes(
     await scorer.start()
     old = bert.served.label_fingerprint(replica.identity.backbone)
     store.gate.clear()
-    overtaken = asyncio.create_task(scorer.score(*replica.ask()))
+    overtaken = asyncio.create_task(scorer.score(replica.ask()))
     await until(lambda: store.reads == 1)
     replica.serve(bert.served, bfloat16)
-    rows, batch = replica.ask()
-    newer = asyncio.create_task(scorer.score(rows, batch))
+    newer = asyncio.create_task(scorer.score(replica.ask()))
     await until(lambda: store.reads == 2)
     store.gate.set()
     with pytest.raises(FingerprintMismatchError):
@@ -329,7 +341,7 @@ async def test_a_signing_key_from_a_file(
     found = []
     for options in (settings, signed, signed):
         scorer = Scorer(options, replica.encode, replica.describe, store, bert.served)
-        [answer, *_] = (await scorer.score(*replica.ask())).answers
+        [answer, *_] = (await scorer.score(replica.ask())).answers()
         assert isinstance(answer, Answer)
         found.append(answer.report.cached)
         await scorer.close()

@@ -13,6 +13,7 @@ from deploy.wire import (
     EncodedRows,
     EncoderIdentity,
     LabelReport,
+    PackedLabels,
     Priority,
     Question,
     ReplicaLostError,
@@ -57,25 +58,42 @@ def test_all_of_it_crosses_a_process(crossed: Callable[[Any], Any]) -> None:
         np.ones(2, np.float32),
     )
     report = LabelReport(3, (Warning_(loc=["labels", 0], type="truncated", message="…"),))
-    logits = np.array([1.5, -2.0], np.float32)
-    answer = Answer("print", logits, logits, (alignment,), report)
-    scored = crossed(ScoredBatch("print", (answer, InputError("no", ("labels", 1)))))
-    np.testing.assert_array_equal(scored.answers[0].logits, logits)
-    np.testing.assert_array_equal(scored.answers[0].alignments[0].key_index, np.arange(2))
-    assert not scored.answers[0].logits.flags.writeable
-    assert (scored.answers[0].report.cached, scored.answers[0].report.warnings) == (3, report.warnings)
-    assert scored.answers[1].loc == ("labels", 1)
+    order, logits = np.array([1, 0], np.int32), np.array([1.5, -2.0], np.float32)
+    answer = Answer("print", order, logits + 1, logits, (alignment,), report)
+    best = Answer("print", order[:1], logits[:1] + 1, logits[:1], (), report)
+    received = crossed(ScoredBatch.of("print", (answer, InputError("no", ("labels", 1)), best)))
+    first, failed, second = received.answers()
+    np.testing.assert_array_equal(first.order, order)
+    np.testing.assert_array_equal(first.scores, logits + 1)
+    np.testing.assert_array_equal(first.logits, logits)
+    np.testing.assert_array_equal(first.alignments[0].key_index, np.arange(2))
+    assert not first.logits.flags.writeable
+    assert (first.fingerprint, first.report.cached, first.report.warnings) == ("print", 3, report.warnings)
+    assert failed.loc == ("labels", 1)
+    assert (second.order.tolist(), second.logits.tolist(), second.alignments) == ([1], [1.5], ())
 
-    questions = crossed(ScoreBatch("print", TOKENS.keep, (labels,), (None,), (Question(0, 0, "all", None),)))
-    assert questions.label_sets == (labels,)
-    assert hash(questions.label_sets[0]) == hash(labels)
-    assert questions.questions[0].explain == "all"
+    documents = EncodeBatch.of("print", TOKENS, Priority.DOCUMENTS)
+    packed = PackedLabels.of(labels)
+    batch = crossed(ScoreBatch(documents, TOKENS.keep, (packed,), (None,), (Question(0, 0, "all", None),)))
+    assert batch.fingerprint == "print"
+    assert batch.label_sets == (packed,)
+    assert batch.questions[0].explain == "all"
 
     rows = crossed(EncodedRows("print", np.ones((5, 3), np.float16), TOKENS.lengths, True))
     assert (rows.values.dtype, rows.values.shape, rows.projected) == (np.float16, (5, 3), True)
 
     identity = EncoderIdentity(BackboneIdentity("ref", None, "a" * 64, "b" * 64, "float32"), "print")
     assert crossed(identity) == identity
+
+
+def test_packed_labels() -> None:
+    """A set comes out of its bytes as it was, names and descriptions in order; other sets have other keys."""
+    labels = LabelSet.of(["b", {"name": 'ä, "quoted"', "description": ["c", "\U0001f600"]}, "a"])
+    packed = PackedLabels.of(labels)
+    assert packed.unpack() == labels
+    assert hash(packed.unpack()) == hash(labels)
+    others = (["b", "a"], ["a", "b"], ["a,b"], [{"name": "a", "description": "c"}, "b"])
+    assert len({PackedLabels.of(LabelSet.of(other, min_labels=1)).key for other in others} | {packed.key}) == 5
 
 
 @pytest.mark.parametrize(

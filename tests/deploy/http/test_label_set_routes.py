@@ -218,7 +218,7 @@ class TestClassifying:
         stack.sent.clear()
         monkeypatch.setattr("tokenalign.labels._parse", None)
         await asyncio.gather(*(stack.ask(text=f"card {i}", label_set=set_id) for i in range(3)))
-        sets = [labels for _, batch in stack.sent for labels in batch.label_sets]
+        sets = [labels for batch in stack.sent for labels in batch.label_sets]
         assert len({id(labels) for labels in sets}) == 1
 
     async def test_ids_and_labels_share_a_batch(self, stack: Stack) -> None:
@@ -229,7 +229,7 @@ class TestClassifying:
             {"text": "card", "label_set": set_id}, {"text": "cash", "labels": LABELS, "top_k": 1}
         )
         assert (one.status_code, other.status_code) == (200, 200)
-        [(_, batch)] = stack.sent
+        [batch] = stack.sent
         assert len(batch.label_sets) == 1
 
     async def test_an_unknown_id(self, stack: Stack) -> None:
@@ -368,7 +368,7 @@ class TestTrouble:
         first = await post(stack)
         served = bert.served
         bfloat16 = Backbone.load(served.config, base=served.folder, device="cpu", dtype="bfloat16")
-        stack.replace_encoder(bert.with_backbone(bfloat16))
+        await stack.replace_encoder(bert.with_backbone(bfloat16))
         answer = await stack.ask(text="card", label_set=SET_ID)
         assert answer["usage"]["labels_cached"] == 0
         assert (await post(stack)).json() == first.json() | {"labels_cached": 4}
