@@ -45,8 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serve = commands.add_parser("serve", help="run the application on this machine, until Ctrl-C")
     serve.add_argument("config", nargs="?", type=Path, default=Path("serve_config.yaml"), help="default: %(default)s")
     add_labels_command(commands)
-    options = parser.parse_args(arguments)
+    commands.add_parser("bulk", help="classify the texts of a file on a Ray cluster", add_help=False)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words[:1] == ["bulk"]:
+            from deploy.bulk_commands import run_bulk_command  # its options come with the library, which takes seconds
+
+            return run_bulk_command(words[1:])
+        options = parser.parse_args(words)
         if options.command == "labels":
             warm_labels(options)
             return 0

@@ -19,6 +19,7 @@ LAYERS = {
         "labels",
         "label_files",
         "tokens",
+        "devices",
         "packing",
         "config",
         "references",
