@@ -102,6 +102,8 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.refuses = False
+        self.released = threading.Event()
+        self.released.set()
         super().__init__(("127.0.0.1", 0), Handler)
 
 
@@ -112,6 +114,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.texts.append(json.loads(self.rfile.read(int(self.headers["content-length"])))["text"])
+        self.server.released.wait()
         status = 429 if self.server.refuses and len(self.server.texts) % 3 == 0 else 200
         self.send_response(status)
         self.send_header("content-length", "2")
@@ -163,6 +166,16 @@ def test_open_loop(server: Server) -> None:
     assert sum(outcome.statuses.values()) == len(drawn)
     assert set(outcome.statuses) == {"200", "429"}
     assert outcome.unanswered == outcome.waited == 0
+
+
+def test_late_answers_count(server: Server) -> None:
+    """An answer that comes after the window belongs to it when its request was due in it, as long as that took."""
+    server.released.clear()
+    drawn = [at for at in arrivals(100, 0.3, seed=3) if at >= 0.1]
+    opened = plan(port=server.server_address[1], connections=None, rate=100, warm_s=0.1, window_s=0.2, seed=3)
+    outcome = Generator(opened, lambda event: server.released.set() if event == "end" else None).run()
+    assert outcome.statuses == {"200": len(drawn)}
+    assert outcome.connections > len(drawn)  # nobody waited for a connection that was in use
 
 
 def test_nobody_listens() -> None:
