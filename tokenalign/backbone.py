@@ -1,7 +1,6 @@
 """The frozen Hugging Face encoder: token ids in, last-layer token states out."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from tokenalign.config import BackboneReference, ModelConfig
-from tokenalign.errors import BackboneError, InputError
+from tokenalign.devices import is_out_of_memory, release_memory, to_device
+from tokenalign.errors import BackboneError, DeviceMemoryError, InputError
 from tokenalign.packing import Packing, packed_attention, packed_groups
 from tokenalign.references import check_sha256, resolve_backbone, weights_digest_file
 from tokenalign.tokens import IntArray, TokenBatch, length_groups, ragged_positions
@@ -114,16 +114,32 @@ class Backbone:
         """`[tokens, D]` last-layer states of every token, in the order of the batch, on the backbone's device.
 
         batch: ids. Sequences of similar length run together, at most `max_batch_tokens` tokens at a time, padding
-        counted. Raises `InputError` for ids outside of the vocabulary.
+        counted; where the device has no room for that, half of them, down to one sequence. Raises `InputError` for ids
+        outside of the vocabulary, `DeviceMemoryError` where one sequence is too much.
         """
         self._check_ids(batch.values)
-        ids = torch.from_numpy(batch.values.astype(np.int64)).to(self.device)
-        out = torch.empty(len(ids), self.width, dtype=self._model.dtype, device=self.device)
+        out = torch.empty(len(batch.values), self.width, dtype=self._model.dtype, device=self.device)
         offsets = batch.offsets
-        for group in self._groups(batch.lengths, max_batch_tokens):
+        waiting = list(reversed(self._groups(batch.lengths, max_batch_tokens)))
+        while waiting:
+            group = waiting.pop()
             lengths = batch.lengths[group]
-            positions = torch.from_numpy(ragged_positions(offsets[group], lengths)).to(self.device)
-            out[positions] = self._states(ids[positions], lengths)
+            positions = ragged_positions(offsets[group], lengths)
+            ids = batch.values[positions].astype(np.int64)
+            try:
+                out[to_device(positions, self.device)] = self._states(to_device(ids, self.device), lengths)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if len(group) == 1:
+                    raise DeviceMemoryError(
+                        f"{self.device} has no memory for one sequence of {lengths[0]} tokens; free some of it, "
+                        "lower max_length, or load the backbone in a smaller dtype"
+                    ) from error
+                waiting += [group[len(group) // 2 :], group[: len(group) // 2]]
+            else:
+                continue
+            release_memory(self.device)  # here, where the error no longer holds the tensors of the failed pass
         return out
 
     def self_check(self) -> None:
@@ -177,21 +193,21 @@ class Backbone:
         pairs = zip(states, expected, strict=True)
         return float(torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max())
 
-    def _groups(self, lengths: IntArray, max_tokens: int) -> Iterable[NDArray[np.intp]]:
+    def _groups(self, lengths: IntArray, max_tokens: int) -> list[NDArray[np.intp]]:
         if self.device.type == "cpu":
             max_tokens = min(max_tokens, MAX_CPU_PASS_TOKENS)
-        return packed_groups(lengths, max_tokens) if self._packs else length_groups(lengths, max_tokens)
+        return packed_groups(lengths, max_tokens) if self._packs else list(length_groups(lengths, max_tokens))
 
     def _states(self, ids: Tensor, lengths: IntArray) -> Tensor:
         """`[tokens, D]` states of sequences that lie behind each other, out of one pass."""
         if self._packs:
-            positions = torch.from_numpy(ragged_positions(np.zeros_like(lengths), lengths)).to(self.device)
+            positions = to_device(ragged_positions(np.zeros_like(lengths), lengths), self.device)
             packing = Packing.of(lengths, self.device)
             states: Tensor = self._forward(input_ids=ids[None], position_ids=positions[None], packing=packing)[0]
             return states
         if (lengths == lengths[0]).all():
             return self._forward(input_ids=ids.view(len(lengths), -1)).flatten(0, 1)
-        counts = torch.from_numpy(lengths).to(self.device)
+        counts = to_device(lengths, self.device)
         mask = torch.arange(int(lengths.max()), device=self.device) < counts[:, None]
         padded = ids.new_zeros(mask.shape)
         padded[mask] = ids
@@ -229,8 +245,8 @@ def _attend_packed(
 ) -> tuple[Tensor, None]:
     """Attention within each packed sequence, in the form of transformers' interface: `[1, tokens, heads, d]`.
 
-    query: `[1, heads, tokens, d]`; key and value likewise. Raises `NotImplementedError` where a model asks for more than
-    plain attention.
+    query: `[1, heads, tokens, d]`; key and value likewise. Raises `NotImplementedError` where a model asks for more
+    than plain attention.
     """
     special = sorted(name for name in _SPECIAL_ATTENTION if options.get(name) is not None)
     if attention_mask is not None or special:

@@ -45,6 +45,10 @@ class NumericalError(TokenAlignError, ArithmeticError):
     """A model gave NaN or infinity where numbers were due; such rows are never scored or cached."""
 
 
+class DeviceMemoryError(TokenAlignError, MemoryError):
+    """The device has no room for even one sequence by itself; nothing of the batch was encoded."""
+
+
 class FingerprintMismatchError(TokenAlignError):
     """Data from one model version reached a process that holds another one."""
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokenalign.devices import to_device
 from tokenalign.tokens import IntArray, offsets_of
 
 # What torch.nn.attention.varlen runs on: FlashAttention needs half precision, and compute capability 8.0 (Ampere).
@@ -38,7 +39,7 @@ class Packing:
         starts = np.flatnonzero(np.diff(lengths, prepend=-1))
         counts = np.diff(starts, append=len(lengths))
         runs = tuple((c, n) for c, n in zip(counts.tolist(), lengths[starts].tolist(), strict=True) if n)
-        offsets = torch.from_numpy(offsets_of(lengths).astype(np.int32)).to(device)
+        offsets = to_device(offsets_of(lengths).astype(np.int32), device)
         return cls(runs, offsets, int(lengths.max(initial=0)))
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModel, BertConfig, BertModel
 
 from tokenalign.backbone import Backbone, BackboneIdentity, identify, resolve_device, resolve_dtype
 from tokenalign.config import BackboneReference, ModelConfig
-from tokenalign.errors import BackboneError, CheckpointError, InputError
+from tokenalign.errors import BackboneError, CheckpointError, DeviceMemoryError, InputError
 from tokenalign.tokens import TokenBatch
 
 IDENTITY = BackboneIdentity("test", None, "", "", "float32")
@@ -171,6 +171,62 @@ def test_transformers_run_without_padding(
     passes = recorded(backbone, monkeypatch)
     backbone.encode(batch_of(*SEQUENCES))
     assert passes == [sum(map(len, SEQUENCES))]
+
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried"),
+]
+
+
+class Small(Recording):
+    """A model that has room for so many tokens and raises beyond."""
+
+    def __init__(self, model: Any, room: int, error: RuntimeError) -> None:
+        super().__init__(model)
+        self._room, self._error = room, error
+
+    def __call__(self, **inputs: Any) -> Any:
+        if inputs["input_ids"].numel() > self._room:
+            raise self._error
+        return super().__call__(**inputs)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY)
+def test_a_batch_too_large_for_the_device_is_halved(
+    bert_backbone: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    """Every sequence gets its states, in passes that fit, and memory is given back before each of them."""
+    backbone = load(bert_backbone)
+    expected = backbone.encode(batch_of(*SEQUENCES))
+    released: list[torch.device] = []
+    monkeypatch.setattr("tokenalign.backbone.release_memory", released.append)
+    model = Small(backbone._model, 40, error)
+    monkeypatch.setattr(backbone, "_model", model)
+    torch.testing.assert_close(backbone.encode(batch_of(*SEQUENCES)), expected, atol=1e-5, rtol=1e-4)
+    assert model.passes == [4, 3, 7, 40]
+    assert released == [torch.device("cpu")] * 3
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY)
+def test_one_sequence_too_large_for_the_device(
+    bert_backbone: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    """The error says how long the sequence is, and has torch's own as its cause."""
+    backbone = load(bert_backbone)
+    monkeypatch.setattr(backbone, "_model", Small(backbone._model, 20, error))
+    with pytest.raises(DeviceMemoryError, match="one sequence of 40 tokens") as caught:
+        backbone.encode(batch_of(*SEQUENCES))
+    assert caught.value.__cause__ is error
+
+
+def test_other_errors_of_a_pass_are_not_retried(bert_backbone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no lack of memory is raised as it is, at once."""
+    backbone = load(bert_backbone)
+    model = Small(backbone._model, 0, RuntimeError("shapes don't fit"))
+    monkeypatch.setattr(backbone, "_model", model)
+    with pytest.raises(RuntimeError, match="shapes don't fit"):
+        backbone.encode(batch_of(*SEQUENCES))
 
 
 @pytest.mark.data
