@@ -98,8 +98,8 @@ def run_on_ray(
         for row in _answered([*reader.places(begun)], actor, pool):
             _check_order(output, row)
             output.bind_model(row["fingerprint"])
-            lines = Lines(row["good"], row["bad"], row["good_rows"], row["bad_rows"])
-            output.commit(lines, Place(row["rows"], row["offset"]))
+            lines = Lines(row["good"], row["bad"], int(row["good_rows"]), int(row["bad_rows"]))
+            output.commit(lines, Place(int(row["rows"]), int(row["offset"])))
             on_progress(_done(output, reader.total))
             if row["good_rows"] and not told:
                 on_warnings(json.loads(row["warnings"]))

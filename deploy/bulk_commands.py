@@ -31,7 +31,9 @@ def run_bulk_command(arguments: Sequence[str]) -> int:
         ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise InputError(
-            f"no cluster at {options.address!r}: {error}; give its address, or local for this machine", ("address",)
+            f"no cluster at {options.address!r}: {error}; give its address (with RAY_AUTH_MODE=token where it has a "
+            "token), or local for this machine",
+            ("address",),
         ) from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:

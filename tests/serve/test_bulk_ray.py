@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from tokenalign.cli import main
 
@@ -20,7 +22,13 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 180.0  # of the machine, not a promise
 ROWS = 5_000  # five windows: more than actors, so that each answers several
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # no other cluster of this machine is joined by mistake
+}
 
 
 def run(*words: str, code: int = 0) -> str:
@@ -36,9 +44,9 @@ def address(free_port: Callable[[], int]) -> Iterator[str]:
     """The address of a cluster of two nodes of one CPU each, with ports and a folder of its own."""
     folder = tempfile.mkdtemp(prefix="bulk-", dir="/tmp")
     gcs = free_port()
-    address = f"127.0.0.1:{gcs}"
+    address = f"{ray.util.get_node_ip_address()}:{gcs}"
     common = ["--num-cpus", "1", "--object-store-memory", str(80 * 2**20), "--block", "--disable-usage-stats"]
-    common += ["--node-ip-address", "127.0.0.1", "--dashboard-agent-listen-port"]
+    common += ["--dashboard-agent-listen-port"]
     head = ["--head", "--port", str(gcs), "--temp-dir", folder, "--include-dashboard", "false"]
     head += ["--ray-client-server-port", str(free_port())]
     processes = []

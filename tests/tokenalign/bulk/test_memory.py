@@ -88,6 +88,6 @@ def test_a_million_rows(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_real_model(tmp_path: Path) -> None:
-    """The default model over some thousand rows: the allocators of torch and the tokenizer level off as well."""
-    first, half, last = measured(tmp_path / "in.jsonl", 6 * 1_024, "real")
-    assert max(half, last) - first < 4 * GROWTH_BYTES
+    """The default model over some thousand rows: memory grows while batches have new shapes, then stays."""
+    _, half, last = measured(tmp_path / "in.jsonl", 24 * 1_024, "real")
+    assert last - half < GROWTH_BYTES
