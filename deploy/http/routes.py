@@ -1,8 +1,5 @@
 """The HTTP application: native routes over a `Service`, every error through the one table."""
 
-import json
-import logging
-from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -10,10 +7,11 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from deploy.http.errors import HttpError, to_http
+from deploy.http.answers import answer, error_response, json_response
+from deploy.http.errors import HttpError
 from deploy.http.limits import parse_json_object, read_body
 from deploy.http.page import Page
 from deploy.http.schemas import (
@@ -32,8 +30,6 @@ from deploy.http.tenants import Tenants
 from deploy.label_sets import Definition, UnknownLabelSetError
 from deploy.settings import LimitSettings
 from tokenalign.labels import LabelSet
-
-logger = logging.getLogger(__name__)
 
 _DESCRIPTION = """Classify text against label descriptions that come with the request.
 
@@ -86,11 +82,11 @@ def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | N
 
     @app.get("/health/ready", summary="Whether requests can be answered", responses=_answers(200, 503))
     async def ready() -> Response:
-        return await _answer(_ready(service))
+        return await answer(_ready(service))
 
     @app.get("/v1/model", summary="What is served", responses=_answers(200, 503))
     async def model() -> Response:
-        return await _answer(_model(service))
+        return await answer(_model(service))
 
     @app.post(
         "/v1/classify",
@@ -100,7 +96,7 @@ def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | N
         openapi_extra=_body(ClassifyRequest),
     )
     async def classify(request: Request) -> Response:
-        return await _answer(_classify(service, request, limits, tenants.of(request)))
+        return await answer(_classify(service, request, limits, tenants.of(request)))
 
     @app.post(
         "/v1/label-sets",
@@ -115,7 +111,7 @@ def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | N
         openapi_extra=_body(LabelSetRequest),
     )
     async def add_label_set(request: Request) -> Response:
-        return await _answer(_add_label_set(service, request, limits, tenants.of(request)))
+        return await answer(_add_label_set(service, request, limits, tenants.of(request)))
 
     @app.get(
         "/v1/label-sets/{set_id}",
@@ -125,7 +121,7 @@ def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | N
         openapi_extra=_SET_ID,
     )
     async def label_set(request: Request) -> Response:
-        return await _answer(_label_set(service, request.path_params["set_id"], tenants.of(request)))
+        return await answer(_label_set(service, request.path_params["set_id"], tenants.of(request)))
 
     @app.delete(
         "/v1/label-sets/{set_id}",
@@ -138,7 +134,7 @@ def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | N
         openapi_extra=_SET_ID,
     )
     async def delete_label_set(request: Request) -> Response:
-        return await _answer(_delete_label_set(service, request.path_params["set_id"], tenants.of(request)))
+        return await answer(_delete_label_set(service, request.path_params["set_id"], tenants.of(request)))
 
     return app
 
@@ -159,9 +155,9 @@ async def _known_labels(service: Service, set_id: str, tenant: str | None) -> La
 
 async def _add_label_set(service: Service, request: Request, limits: LimitSettings, tenant: str | None) -> Response:
     body = parse_json_object(await read_body(request, limits.max_body_bytes))
-    answer, new = await service.add_label_set(*parse_label_set(body, limits), tenant=tenant)
-    where = {"Location": f"label-sets/{answer['id']}"}  # relative to this path, which may have a prefix
-    return _json(answer, 201 if new else 200, where)
+    known, new = await service.add_label_set(*parse_label_set(body, limits), tenant=tenant)
+    where = {"Location": f"label-sets/{known['id']}"}  # relative to this path, which may have a prefix
+    return json_response(known, 201 if new else 200, where)
 
 
 async def _label_set(service: Service, set_id: str, tenant: str | None) -> dict[str, Any]:
@@ -182,32 +178,8 @@ async def _model(service: Service) -> dict[str, Any]:
     return service.model_info()
 
 
-async def _answer(work: Awaitable[dict[str, Any] | Response]) -> Response:
-    """What `work` gives, or its error, as a response. Errors are answered here, since a middleware would log them."""
-    try:
-        given = await work
-        return given if isinstance(given, Response) else _json(given)
-    except ClientDisconnect:
-        return Response(status_code=499)  # nobody reads it
-    except Exception as error:  # noqa: BLE001  the table has a row for anything
-        return _error_response(error)
-
-
-def _json(value: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    # NaN is no JSON: better an error than an answer that strict readers can't read.
-    content = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return Response(content, status, headers, media_type="application/json")
-
-
-def _error_response(error: Exception) -> Response:
-    found = to_http(error)
-    if found.status == 500:
-        logger.error("a request failed: %s", type(error).__name__, exc_info=error)
-    return JSONResponse(found.body(), found.status, headers=dict(found.headers))
-
-
 async def _on_error(_: Request, error: Exception) -> Response:
-    return _error_response(error)
+    return error_response(error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
