@@ -6,9 +6,11 @@ import io
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -20,6 +22,7 @@ from urllib.error import URLError
 import psutil
 import yaml
 
+from deploy.front import switches
 from deploy.label_commands import ServiceError, add_labels_command, warm_labels
 from tokenalign.errors import ConfigError, TokenAlignError
 from tokenalign.label_files import LabelFile
@@ -74,7 +77,8 @@ def _serve(path: Path) -> int:
         signal.signal(number, lambda *_: stop.set())
     _say(f"starting; first answers in about half a minute ({path})")
     started = time.monotonic()
-    _start(path)
+    folder = tempfile.mkdtemp(prefix="tokenalign-")
+    _start(path, Path(folder))
     try:
         if not _wait_until_ready(f"http://{host}:{port}", [app.name for app in config.applications], stop):
             return 0 if stop.is_set() else 1
@@ -88,6 +92,7 @@ def _serve(path: Path) -> int:
     finally:
         _say("stopping")
         _stop()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _load(path: Path) -> "ServeDeploySchema":
@@ -135,9 +140,10 @@ def _unknown_keys(given: Any, parsed: Any, path: str = "") -> Iterator[str]:
             yield from _unknown_keys(one, other, f"{path}{i}.")
 
 
-def _start(path: Path) -> None:
-    """A Ray of our own on this machine, and the configuration submitted to it."""
+def _start(path: Path, folder: Path) -> None:
+    """A Ray of our own on this machine, and the configuration submitted to it; folder: for files of this run alone."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ |= switches(os.environ, folder)  # Ray's processes inherit them, and read them as they start
     import ray
     from ray.serve import scripts
 

@@ -69,6 +69,7 @@ LAYERS = {
         "bulk_commands",
         "app",
         "label_commands",
+        "front",
         "cli",
     ],
 }
