@@ -4,9 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
 from deploy.http.errors import NotReadyError
@@ -18,6 +20,7 @@ from deploy.model import ServedModel
 from deploy.settings import Settings
 from deploy.wire import (
     Answer,
+    AskedLabels,
     EncodeBatch,
     EncoderIdentity,
     LabelReport,
@@ -32,8 +35,9 @@ from deploy.wire import (
 from tokenalign.errors import ConfigError, FingerprintMismatchError, InputError, TokenAlignError
 from tokenalign.label_files import LabelFile
 from tokenalign.labels import LabelSet
-from tokenalign.results import Explain
-from tokenalign.text import TokenizedTexts
+from tokenalign.long_text import LongText
+from tokenalign.results import check_multi_label
+from tokenalign.text import Windowed
 from tokenalign.tokens import TokenBatch
 
 Send = Callable[[ScoreBatch], Awaitable[ScoredBatch]]
@@ -49,16 +53,34 @@ WARM_UP_TEXT = "A first text, so that no caller waits for what is set up at the 
 WARM_UP_LABELS = ("greeting", "warm-up")
 
 
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """A label set and how it is asked for; what is equal is one label set of a batch."""
+
+    labels: LabelSet
+    template: str | None
+    tenant: str | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Item:
-    """One text of one request, ready to be sent."""
+    """One text of one request, ready to be sent.
+
+    tokens: of the text, or of each of its windows
+    question: to be asked of it; its positions in the batch are not known yet
+    """
 
     text: str
+    stride: int | None
     tokens: TokenBatch
-    labels: LabelSet
-    explain: Explain
-    top_k: int | None
-    tenant: str | None
+    candidates: _Candidates
+    question: Question
+
+    @property
+    def identity(self) -> tuple[str, int, int | None]:
+        """Equal for items with equal tokens: a text of one window is the same however it is read."""
+        windows = len(self.tokens)
+        return self.text, windows, self.stride if windows > 1 else None
 
 
 class Ingress:
@@ -102,7 +124,7 @@ class Ingress:
         self._batcher: MicroBatcher[_Item, Answer] = MicroBatcher(
             self._dispatch,
             weight=lambda item: len(item.tokens.values),
-            identity=lambda item: item.text,
+            identity=lambda item: item.identity,
             max_batch_tokens=batching.max_batch_tokens,
             max_batch_items=batching.max_batch_texts,
             max_queue_items=batching.max_queue_texts,
@@ -155,6 +177,7 @@ class Ingress:
             "max_length": config.max_length,
             "document_template": config.document_template,
             "label_template": config.label_template,
+            "logit_scale": self._model.logit_scale,
             "limits": self._settings.limits.model_dump(),
         }
 
@@ -165,16 +188,24 @@ class Ingress:
         `FingerprintMismatchError` when a rollout came between its texts.
         """
         self._known_identity()
-        tokenized = await self._tokenize(query)
+        windowed = await self._tokenize(query, self._reading(query))
+        candidates = _Candidates(query.labels, self._template(query), query.tenant)
+        question = self._question(query)
         items = [
-            _Item(text, tokens.tokens, query.labels, query.explain, query.top_k, query.tenant)
-            for text, tokens in zip(query.texts, tokenized, strict=True)
+            _Item(text, query.window_stride, windows.tokenized.tokens, candidates, question)
+            for text, windows in zip(query.texts, windowed, strict=True)
         ]
         answers = await self._batcher.submit(items, deadline_s=self._settings.batching.request_timeout_s)
         for answer in answers:
             check_fingerprint("one of the texts' scores", answers[0].fingerprint, answer.fingerprint)
         model = {"name": self._model.config.name, "fingerprint": answers[0].fingerprint}
-        return response_json(query, tokenized, answers, model)
+        return response_json(query, windowed, answers, model)
+
+    def predict_label_set(self) -> str | None:
+        """The id of the label set that the settings name for `/predict`, None where they name none."""
+        named = self._settings.dialects.predict_label_set
+        listed = {definition.name: definition.set_id for _, definition in self._listed}
+        return listed.get(named, named)
 
     async def label_set(self, set_id: str, *, tenant: str | None = None) -> Definition:
         """The label set with that id, of that tenant; raises what `LabelSets.get` raises."""
@@ -232,12 +263,36 @@ class Ingress:
                 logger.warning("label_sets.warm: %s: %s", file.place(tuple(warning["loc"])), warning["message"])
         self._label_sets.pin(definition)
 
-    async def _tokenize(self, query: ClassifyQuery) -> list[TokenizedTexts]:
-        def work() -> list[TokenizedTexts]:
+    def _reading(self, query: ClassifyQuery) -> LongText:
+        return LongText.of(
+            query.long_text,
+            query.window_stride,
+            self._settings.limits.max_windows,
+            window_tokens=self._model.tokenizer.window_tokens,
+        )
+
+    def _template(self, query: ClassifyQuery) -> str | None:
+        """The caller's own template, None where it is the model's: both then are the same labels, kept once."""
+        template = query.label_template
+        if template is None or template == self._model.config.label_template:
+            return None
+        self._model.tokenizer.check_label_template(template)
+        return template
+
+    def _question(self, query: ClassifyQuery) -> Question:
+        check_multi_label(query.multi_label, self._model.config)
+        in_windows = query.long_text == "window"  # the best label's matches say which window is the best
+        return Question(0, 0, query.explain or in_windows, query.top_k, query.multi_label, query.thresholds)
+
+    async def _tokenize(self, query: ClassifyQuery, reading: LongText) -> list[Windowed]:
+        def work() -> list[Windowed]:
             try:
-                return self._model.tokenizer.documents(query.texts).each()
+                windowed = reading.read(self._model.tokenizer, query.texts)
             except InputError as error:
                 raise (InputError(error.message, ("text",)) if query.single else error) from error
+            if len(windowed.tokenized.tokens) == len(windowed):
+                return [Windowed.whole(text) for text in windowed.tokenized.each()]
+            return list(windowed.parts(1))
 
         if sum(map(len, query.texts)) > OFF_LOOP_CHARS:
             return await asyncio.to_thread(work)
@@ -258,19 +313,19 @@ class Ingress:
         firsts: dict[int, _Item] = {}
         for row, item in zip(info.rows, items, strict=True):
             firsts.setdefault(row, item)
-        tokens = TokenBatch.concat([firsts[row].tokens for row in range(len(firsts))])
-        owned: dict[tuple[LabelSet, str | None], int] = {}
+        documents = [firsts[row].tokens for row in range(len(firsts))]
+        tokens = TokenBatch.concat(documents)
+        owned: dict[_Candidates, int] = {}
         questions = tuple(
-            Question(row, owned.setdefault((item.labels, item.tenant), len(owned)), item.explain, item.top_k)
+            replace(item.question, document=row, labels=owned.setdefault(item.candidates, len(owned)))
             for row, item in zip(info.rows, items, strict=True)
         )
-        sets, tenants = zip(*owned, strict=True)
         scored = await self._send(
             ScoreBatch(
                 EncodeBatch.of(fingerprint, tokens, Priority.DOCUMENTS, info.queued_tokens),
                 tokens.keep,
-                tuple(self._pack(labels) for labels in sets),
-                tuple(tenants),
+                np.array([len(document) for document in documents], dtype=np.int32),
+                tuple(AskedLabels(self._pack(c.labels), c.template, c.tenant) for c in owned),
                 questions,
             )
         )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deploy.label_cache.cache import LabelCache
+from deploy.label_cache.cache import LabelCache, Variant
 from deploy.label_cache.codec import LabelRows
 from deploy.label_cache.lru import ByteLru
 from deploy.label_cache.metrics import LOOKUP_SECONDS, cache_readings, store_readings
@@ -24,6 +24,7 @@ from deploy.settings import Settings
 from deploy.telemetry import NoSink, Reading, Sink
 from deploy.wire import (
     Answer,
+    AskedLabels,
     EncodeBatch,
     EncodedRows,
     EncoderIdentity,
@@ -39,10 +40,19 @@ from deploy.wire import (
 from deploy.workers import PriorityWorker, available_cores
 from tokenalign.errors import FingerprintMismatchError, InputError, TokenAlignError
 from tokenalign.labels import LabelSet
-from tokenalign.results import Warning_, explained_labels, label_warnings, ranking, softmax
+from tokenalign.results import (
+    FloatArray,
+    Warning_,
+    explained_labels,
+    independent_scores,
+    label_warnings,
+    ranking,
+    softmax,
+)
 from tokenalign.scoring import Aligner, DocumentKeys, LabelQueries
 from tokenalign.text import TokenizedTexts
 from tokenalign.tokens import TokenBatch
+from tokenalign.weights import label_fingerprint
 
 REMEMBERED_SETS = 256  # label sets whose tokens and warnings a replica keeps at hand
 REMEMBERED_LABEL_BYTES = 64 * 1024 * 1024  # of label sets that needn't be unpacked again
@@ -73,8 +83,12 @@ class _Side:
 class _Model:
     """What this replica holds for the encoder that it works with."""
 
-    fingerprint: str
+    identity: EncoderIdentity
     cache: LabelCache
+
+    @property
+    def fingerprint(self) -> str:
+        return self.identity.fingerprint
 
 
 class Scorer:
@@ -104,7 +118,7 @@ class Scorer:
         self._aligner = Aligner(self._served.head, self._served.config.temperature)
         self._worker = PriorityWorker("scorer")
         self._label_sets: ByteLru[bytes, LabelSet] = ByteLru(REMEMBERED_LABEL_BYTES)
-        self._known: OrderedDict[tuple[LabelSet, str | None], _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[LabelSet, str | None, str | None], _Known] = OrderedDict()
         self._model: _Model | None = None
         self._meeting = asyncio.Lock()
 
@@ -141,10 +155,9 @@ class Scorer:
         if batch.fingerprint != model.fingerprint:
             model = await self._meet_encoder()
         check_fingerprint("the batch of questions", model.fingerprint, batch.fingerprint)
-        owned = zip(batch.label_sets, batch.tenants, strict=True)
         rows, sides = await asyncio.gather(
             self._rows(model, batch.documents),
-            asyncio.gather(*(self._side(model, labels, tenant) for labels, tenant in owned)),
+            asyncio.gather(*(self._side(model, asked) for asked in batch.label_sets)),
         )
         answers = await self._worker.run(lambda: self._answer(model, rows, batch, sides))
         return ScoredBatch.of(model.fingerprint, answers)
@@ -158,7 +171,7 @@ class Scorer:
         if fingerprint != model.fingerprint:
             model = await self._meet_encoder()
         check_fingerprint("the label set", model.fingerprint, fingerprint)
-        known = await self._know(labels, tenant)
+        known = await self._know(labels, None, tenant)
         kept = await model.cache.keep(labels.descriptions, tenant)
         told = {int(w["loc"][1]) for w in known.warnings if w["type"] == "indistinguishable"}
         threshold = self._settings.label_sets.near_duplicate_similarity
@@ -176,7 +189,7 @@ class Scorer:
             fingerprint = self._served.fingerprint(identity.backbone)
             check_fingerprint("the encoder", fingerprint, identity.fingerprint)
             if self._model is None or self._model.fingerprint != fingerprint:
-                self._model = _Model(fingerprint, self._open_cache(identity))
+                self._model = _Model(identity, self._open_cache(identity))
             return self._model
 
     def _open_cache(self, identity: EncoderIdentity) -> LabelCache:
@@ -184,7 +197,7 @@ class Scorer:
 
         async def encode(descriptions: list[str]) -> LabelRows:
             # For this cache's model and no newer one, whose rows would be kept under the wrong name.
-            return await self._encode_labels(identity.fingerprint, descriptions)
+            return await self._encode_labels(identity.fingerprint, descriptions, None)
 
         return LabelCache(
             self._store,
@@ -207,23 +220,46 @@ class Scorer:
         check_fingerprint("the encoded rows", model.fingerprint, rows.fingerprint)
         return rows
 
-    async def _side(self, model: _Model, packed: PackedLabels, tenant: str | None) -> _Side | TokenAlignError:
+    async def _side(self, model: _Model, asked: AskedLabels) -> _Side | TokenAlignError:
         """The label side of a set, or the error that is its own.
 
         Raises what concerns the whole batch and is worth another try: a lost or changed encoder.
         """
-        labels = self._unpack(packed)
         try:
-            known = await self._know(labels, tenant)
-            started = time.perf_counter()
-            cached = await model.cache.get(labels.descriptions, tenant)
-            self._sink.observe(LOOKUP_SECONDS, time.perf_counter() - started, {"source": cached.source})
+            return await (self._kept_side(model, asked) if asked.keep else self._passing_side(model, asked))
         except (FingerprintMismatchError, ReplicaLostError):
             raise
         except TokenAlignError as error:
             return error
+
+    async def _kept_side(self, model: _Model, asked: AskedLabels) -> _Side:
+        labels = self._unpack(asked.labels)
+        known = await self._know(labels, asked.template, asked.tenant)
+        started = time.perf_counter()
+        variant = None if asked.template is None else self._variant(model, asked.template)
+        cached = await model.cache.get(labels.descriptions, asked.tenant, variant)
+        self._sink.observe(LOOKUP_SECONDS, time.perf_counter() - started, {"source": cached.source})
         report = LabelReport(cached.hits, known.warnings)
         return _Side(labels, known, LabelQueries(cached.rows.values, cached.rows.lengths), report)
+
+    async def _passing_side(self, model: _Model, asked: AskedLabels) -> _Side:
+        """The label side of a set of which nothing may stay."""
+        labels = asked.labels.unpack()
+        known = await self._worker.run(lambda: self._read(labels, asked.template))
+        rows = await self._encode_labels(model.fingerprint, list(labels.descriptions), asked.template)
+        return _Side(labels, known, LabelQueries(rows.values, rows.lengths), LabelReport(0, known.warnings))
+
+    def _variant(self, model: _Model, template: str) -> Variant:
+        """Rows of descriptions in another template: what a head with that template of its own would make and keep."""
+        served, fingerprint = self._served, model.fingerprint
+
+        async def encode(descriptions: list[str]) -> LabelRows:
+            return await self._encode_labels(fingerprint, descriptions, template)
+
+        config = served.config.model_copy(update={"label_template": template})
+        return Variant(
+            label_fingerprint(config, model.identity.backbone, served.tokenizer.digest, served.head_digest), encode
+        )
 
     def _unpack(self, packed: PackedLabels) -> LabelSet:
         labels = self._label_sets.get(packed.key)
@@ -232,32 +268,33 @@ class Scorer:
             self._label_sets.put(packed.key, labels, len(packed.data) + LABEL_BYTES * len(labels.descriptions))
         return labels
 
-    async def _know(self, labels: LabelSet, tenant: str | None) -> _Known:
+    async def _know(self, labels: LabelSet, template: str | None, tenant: str | None) -> _Known:
         """The tokens and warnings of a label set; `InputError` at the label that has no token.
 
         Remembered for each tenant by itself: a quick answer would tell one what another has asked.
         """
-        key = (labels, tenant)
+        key = (labels, template, tenant)
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
-
-        def read() -> _Known:
-            try:
-                tokenized = self._served.tokenizer.labels(labels.descriptions)
-            except InputError as error:
-                raise InputError(error.message, labels.location(int(error.loc[-1]))) from error
-            return _Known(tokenized, tuple(label_warnings(labels, tokenized)))
-
-        known = await self._worker.run(read)
+        known = await self._worker.run(lambda: self._read(labels, template))
         self._known[key] = known
         while len(self._known) > REMEMBERED_SETS:
             self._known.popitem(last=False)
         return known
 
-    async def _encode_labels(self, fingerprint: str, descriptions: list[str]) -> LabelRows:
+    def _read(self, labels: LabelSet, template: str | None) -> _Known:
+        try:
+            tokenized = self._served.tokenizer.labels(labels.descriptions, template=template)
+        except InputError as error:
+            if error.loc[:1] != ("labels",):
+                raise
+            raise InputError(error.message, labels.location(int(error.loc[-1]))) from error
+        return _Known(tokenized, tuple(label_warnings(labels, tokenized)))
+
+    async def _encode_labels(self, fingerprint: str, descriptions: list[str], template: str | None) -> LabelRows:
         """Fresh label rows: tokenised here, encoded there in chunks behind documents, contextualised here."""
-        tokens = (await self._worker.run(lambda: self._served.tokenizer.labels(descriptions))).tokens
+        tokens = (await self._worker.run(lambda: self._served.tokenizer.labels(descriptions, template=template))).tokens
         chunks, encoded = _chunks(tokens, self._settings.batching.max_batch_tokens), []
         for chunk in chunks:
             rows = await self._encode(EncodeBatch.of(fingerprint, chunk, Priority.LABELS))
@@ -280,7 +317,8 @@ class Scorer:
     def _answer(
         self, model: _Model, rows: EncodedRows, batch: ScoreBatch, sides: Sequence[_Side | TokenAlignError]
     ) -> list[Answer | TokenAlignError]:
-        keys = self._aligner.document_keys(TokenBatch(self._projected(rows), rows.lengths, batch.keep))
+        tokens = TokenBatch(self._projected(rows), rows.lengths, batch.keep)
+        keys = self._aligner.document_keys(tokens).merged(batch.counts)
         answers: dict[int, Answer | TokenAlignError] = {}
         for s, side in enumerate(sides):
             asked = {q: question for q, question in enumerate(batch.questions) if question.labels == s}
@@ -297,7 +335,7 @@ class Scorer:
         if isinstance(side, TokenAlignError):
             raise side
         logits = self._aligner.logits(side.labels, side.queries, keys.select([q.document for q in asked]))
-        scores = softmax(logits)
+        scores = self._scores(logits, asked)
         orders = ranking(logits, None).astype(np.int32)
         answers: list[Answer] = []
         for row, question in enumerate(asked):
@@ -309,9 +347,27 @@ class Scorer:
                 if document is not None
             )
             answers.append(
-                Answer(model.fingerprint, order, scores[row, order], logits[row, order], alignments, side.report)
+                Answer(
+                    model.fingerprint,
+                    order,
+                    scores[row, order],
+                    logits[row, order],
+                    alignments,
+                    side.report,
+                    question.thresholds.abstention(scores[row]),
+                )
             )
         return answers
+
+    def _scores(self, logits: FloatArray, asked: Sequence[Question]) -> FloatArray:
+        """`[questions, labels]`: a softmax over the labels, or independent scores where a question asks for them."""
+        scores = softmax(logits)
+        independent = [row for row, question in enumerate(asked) if question.multi_label]
+        if independent:
+            calibration = self._served.config.multi_label
+            assert calibration is not None  # noqa: S101  the ingress has the same model, and refused the request
+            scores[independent] = independent_scores(logits[independent], calibration)
+        return scores
 
 
 def _chunks(tokens: TokenBatch, max_tokens: int) -> list[TokenBatch]:

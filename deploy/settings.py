@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tokenalign.config import describe_validation
 from tokenalign.errors import ConfigError
+from tokenalign.text import DEFAULT_MAX_WINDOWS
 
 EMBEDDED = "embedded"
 NO_STORE = "none"
@@ -18,6 +19,7 @@ STORE_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel",
 
 _HOST = r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:,/?#\s]+)(:\d{1,5})?"
 _SENTINEL_URL = re.compile(rf"{_HOST}(,{_HOST})*/[^/?#]+(/\d*)?", re.ASCII)
+_SET_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _CLUSTER_URL = re.compile(rf"{_HOST}(,{_HOST})*/?", re.ASCII)
 
 
@@ -102,6 +104,7 @@ class LimitSettings(_Section):
     max_texts: int = Field(default=1_024, ge=1, le=1_000_000)
     max_labels: int = Field(default=2_048, ge=2, le=1_000_000)
     max_text_chars: int = Field(default=100_000, ge=1, le=10_000_000)
+    max_windows: int = Field(default=DEFAULT_MAX_WINDOWS, ge=1, le=65_536)
     max_body_bytes: int = Field(default=16 * MIB, ge=1_024, le=1_024 * MIB)
 
 
@@ -218,6 +221,16 @@ class LabelSetSettings(_Section):
     near_duplicate_similarity: float = Field(default=0.9, gt=0, le=1)
 
 
+class DialectSettings(_Section):
+    """What the interfaces of other programs need to know.
+
+    predict_label_set: which labels `/predict` scores against, since its requests bring none: the id of a label set, or
+      the name of one of `label_sets.warm`
+    """
+
+    predict_label_set: str | None = Field(default=None, min_length=1, max_length=200)
+
+
 class ThreadSettings(_Section):
     """Computing threads of each replica; 0 is one per core of the machine."""
 
@@ -233,6 +246,7 @@ class Settings(_Section):
     limits: LimitSettings = Field(default_factory=LimitSettings)
     label_cache: LabelCacheSettings = Field(default_factory=LabelCacheSettings)
     label_sets: LabelSetSettings = Field(default_factory=LabelSetSettings)
+    dialects: DialectSettings = Field(default_factory=DialectSettings)
     threads: ThreadSettings = Field(default_factory=ThreadSettings)
 
     @model_validator(mode="after")
@@ -241,6 +255,12 @@ class Settings(_Section):
             raise ValueError(
                 "label_sets.warm: label sets are kept in the label store, and label_cache.url is none; "
                 f"set it to {EMBEDDED} or a URL, or leave warm out"
+            )
+        predicted, listed = self.dialects.predict_label_set, [warmed.name for warmed in self.label_sets.warm]
+        if predicted is not None and predicted not in listed and not _SET_ID.fullmatch(predicted):
+            raise ValueError(
+                "dialects.predict_label_set: is neither the id of a label set, which has 32 hex digits, nor the name "
+                "of one of label_sets.warm; correct it, or list the file there under this name"
             )
         return self
 

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenalign.abstention import Abstention, Thresholds
 from tokenalign.backbone import BackboneIdentity
 from tokenalign.errors import FingerprintMismatchError, TokenAlignError
 from tokenalign.labels import Label, LabelSet
 from tokenalign.results import Explain, FloatArray, LabelAlignment, Warning_
 from tokenalign.tokens import BoolArray, IntArray, TokenBatch, offsets_of
+
+NO_THRESHOLDS = Thresholds()
 
 
 class ReplicaLostError(TokenAlignError):
@@ -97,17 +100,35 @@ class PackedLabels:
         return LabelSet(tuple(Label(name, tuple(descriptions)) for name, descriptions in json.loads(self.data)))
 
 
+@dataclass(frozen=True, slots=True)
+class AskedLabels:
+    """A label set within a `ScoreBatch`, and how its rows are come by.
+
+    template: words around each description instead of the model's own, or None
+    tenant: whose cache entries it may use; None for those that all share
+    keep: False has its rows encoded for this batch alone: neither looked up nor kept anywhere
+    """
+
+    labels: PackedLabels
+    template: str | None = None
+    tenant: str | None = None
+    keep: bool = True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
     """One text against one label set, within a `ScoreBatch`.
 
-    document: position among the batch's encoded sequences; labels: position among its label sets
+    document: position among the batch's documents; labels: position among its label sets
+    multi_label: asks for independent scores; thresholds: below which the answer abstains
     """
 
     document: int
     labels: int
     explain: Explain
     top_k: int | None
+    multi_label: bool = False
+    thresholds: Thresholds = NO_THRESHOLDS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,13 +136,13 @@ class ScoreBatch:
     """Token ids on their way to a scorer, which has them encoded, and who asks what of them.
 
     keep: `[tokens]` bool, which of the documents' tokens are scored
-    tenants: for each label set whose cache entries it may use; None for those that all share
+    counts: `[documents]` int32, how many consecutive sequences each document is: its windows, or 1
     """
 
     documents: EncodeBatch
     keep: BoolArray
-    label_sets: tuple[PackedLabels, ...]
-    tenants: tuple[str | None, ...]
+    counts: IntArray
+    label_sets: tuple[AskedLabels, ...]
     questions: tuple[Question, ...]
 
     @property
@@ -144,6 +165,7 @@ class Answer:
 
     fingerprint: of the model that gave it; the texts of one request may travel in batches before and after a rollout
     order: `[k]` int32 positions among the set's labels; scores, logits: `[k]` fp32 of each
+    abstained: why the best label is not to be named, by the question's thresholds
     """
 
     fingerprint: str
@@ -152,6 +174,7 @@ class Answer:
     logits: FloatArray
     alignments: tuple[LabelAlignment, ...]
     report: LabelReport
+    abstained: Abstention | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +182,7 @@ class ScoredBatch:
     """One `Answer`, or the error that concerns it alone, for each question, in order; their arrays laid end to end.
 
     counts: `[questions]` int32, labels in each answer
-    others: of each question, what is no array: an answer's alignments and report, or an error
+    others: of each question, what is no array: an answer's alignments, report and abstention, or an error
     """
 
     fingerprint: str
@@ -167,7 +190,7 @@ class ScoredBatch:
     order: IntArray
     scores: FloatArray
     logits: FloatArray
-    others: tuple[tuple[tuple[LabelAlignment, ...], LabelReport] | TokenAlignError, ...]
+    others: tuple[tuple[tuple[LabelAlignment, ...], LabelReport, Abstention | None] | TokenAlignError, ...]
 
     @classmethod
     def of(cls, fingerprint: str, answers: Sequence[Answer | TokenAlignError]) -> "ScoredBatch":
@@ -179,7 +202,7 @@ class ScoredBatch:
             np.concatenate([np.zeros(0, dtype=np.int32), *(answer.order for answer in good)]),
             np.concatenate([np.zeros(0, dtype=np.float32), *(answer.scores for answer in good)]),
             np.concatenate([np.zeros(0, dtype=np.float32), *(answer.logits for answer in good)]),
-            tuple((a.alignments, a.report) if isinstance(a, Answer) else a for a in answers),
+            tuple((a.alignments, a.report, a.abstained) if isinstance(a, Answer) else a for a in answers),
         )
 
     def answers(self) -> list[Answer | TokenAlignError]:

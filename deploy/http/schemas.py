@@ -1,6 +1,7 @@
 """The native API's bodies: what a request may hold, what an answer looks like, and their OpenAPI schemas."""
 
 import reprlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -10,11 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from deploy.http.limits import json_type
 from deploy.label_sets import ID_FORM, Definition
 from deploy.settings import LimitSettings
-from deploy.wire import Answer, LabelReport
+from deploy.wire import NO_THRESHOLDS, Answer, LabelReport
+from tokenalign.abstention import Thresholds
 from tokenalign.errors import InputError
 from tokenalign.labels import LabelSet, check_text
-from tokenalign.results import Explain, check_top_k, match_list, truncation_report
-from tokenalign.text import TokenizedTexts
+from tokenalign.long_text import LongText, LongTextMode
+from tokenalign.results import Explain, check_top_k, match_list, min_labels, truncation_report, window_report
+from tokenalign.text import MAX_TEMPLATE_CHARS, Windowed
 
 _LABEL_SCHEMA = {
     "anyOf": [
@@ -37,7 +40,12 @@ _LabelSetId = Annotated[Any, WithJsonSchema({"type": "string", "pattern": "^[0-9
 _Name = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]})]
 _Explain = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "all"}]})]
 _Flag = Annotated[Any, WithJsonSchema({"type": "boolean"})]
-_TopK = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})]
+_Count = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})]
+_Fraction = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "null"}]})
+]
+_LongText = Annotated[Any, WithJsonSchema({"enum": ["truncate", "window", "error"]})]
+_Template = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string", "pattern": "[{]label[}]"}, {"type": "null"}]})]
 
 
 MAX_NAME_CHARS = 200
@@ -73,7 +81,30 @@ class ClassifyRequest(BaseModel):
         default=False, description="true: matches of the best label; 'all': of every returned label."
     )
     return_logits: _Flag = Field(default=False, description="Add each label's calibrated logit.")
-    top_k: _TopK = Field(default=None, description="Return only so many labels; scores still are over all of them.")
+    top_k: _Count = Field(default=None, description="Return only so many labels; scores still are over all of them.")
+    multi_label: _Flag = Field(
+        default=False,
+        description="Each score is the probability that its label holds, whatever the other candidates; one label is "
+        "then enough, and the model must have a calibration for it.",
+    )
+    min_score: _Fraction = Field(
+        default=None, description="A best score below it gives no label; `abstained` says why, scores stay."
+    )
+    min_margin: _Fraction = Field(
+        default=None, description="A lead of the best score over the second best below it gives no label, likewise."
+    )
+    label_template: _Template = Field(
+        default=None,
+        description="Words around each label instead of the model's own, holding {label} once; they are not scored.",
+    )
+    long_text: _LongText = Field(
+        default="truncate",
+        description="A text of too many tokens is cut, which `truncation` tells, or read in overlapping windows, or "
+        "refused.",
+    )
+    window_stride: _Count = Field(
+        default=None, description="Tokens from one window's start to the next's; null is half a window."
+    )
 
 
 class LabelSetRequest(BaseModel):
@@ -95,7 +126,11 @@ class LabelSetRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ClassifyQuery:
-    """A request that is known to be good. `single`: the caller sent `text`, not `texts`."""
+    """A request that is good as far as can be told without the model.
+
+    single: the caller sent `text`, not `texts`
+    label_template, window_stride: as sent; what they must be depends on the model
+    """
 
     texts: tuple[str, ...]
     single: bool
@@ -104,6 +139,11 @@ class ClassifyQuery:
     return_logits: bool
     top_k: int | None
     tenant: str | None = None
+    multi_label: bool = False
+    thresholds: Thresholds = NO_THRESHOLDS
+    label_template: str | None = None
+    long_text: LongTextMode = "truncate"
+    window_stride: int | None = None
 
 
 def label_set_id(body: dict[str, Any]) -> str | None:
@@ -138,20 +178,29 @@ def parse_classify(body: dict[str, Any], limits: LimitSettings, known: LabelSet 
     label_set_id(body)
     request = ClassifyRequest.model_validate(body)
     return_logits = _check_flag(request.return_logits, "return_logits")
+    multi_label = _check_flag(request.multi_label, "multi_label")
     check_top_k(request.top_k)
+    texts = _check_texts(body, limits)
+    labels = LabelSet.of(
+        request.labels if known is None else known,
+        min_labels=min_labels(return_logits=return_logits, multi_label=multi_label),
+        max_labels=limits.max_labels,
+        max_chars=limits.max_text_chars,
+        loc=("labels",) if known is None else ("label_set",),
+    )
+    long_text = _check_long_text(request.long_text, request.window_stride)
     return ClassifyQuery(
-        texts=_check_texts(body, limits),
+        texts=texts,
         single="text" in body,
-        labels=LabelSet.of(
-            request.labels if known is None else known,
-            min_labels=1 if return_logits else 2,
-            max_labels=limits.max_labels,
-            max_chars=limits.max_text_chars,
-            loc=("labels",) if known is None else ("label_set",),
-        ),
+        labels=labels,
         explain=_check_explain(request.explain),
         return_logits=return_logits,
         top_k=request.top_k,
+        multi_label=multi_label,
+        thresholds=Thresholds.of(request.min_score, request.min_margin, fewest_labels=len(labels)),
+        label_template=_check_template(request.label_template),
+        long_text=long_text.mode,
+        window_stride=long_text.stride,
     )
 
 
@@ -214,8 +263,23 @@ def _check_explain(value: object) -> Explain:
     raise InputError(f'must be true, false or "all"; it is {reprlib.repr(value)}', ("explain",))
 
 
-def result_json(query: ClassifyQuery, text: str, tokenized: TokenizedTexts, answer: Answer) -> dict[str, Any]:
-    """One element of `results`; tokenized: that text alone."""
+def _check_template(template: object) -> str | None:
+    if template is None:
+        return None
+    return check_text(template, ("label_template",), MAX_TEMPLATE_CHARS, "template")
+
+
+def _check_long_text(mode: Any, stride: Any) -> LongText:
+    if stride is not None and (isinstance(stride, bool) or not isinstance(stride, int) or stride < 1):
+        raise InputError(
+            f"must be a whole number of at least 1, or null for half a window; it is {reprlib.repr(stride)}",
+            ("window_stride",),
+        )
+    return LongText.of(mode, stride, window_tokens=sys.maxsize if stride is None else stride)
+
+
+def result_json(query: ClassifyQuery, text: str, windowed: Windowed, answer: Answer) -> dict[str, Any]:
+    """One element of `results`; windowed: that text alone."""
     names = [query.labels.labels[i].name for i in answer.order.tolist()]
     scores = answer.scores.tolist()
     if query.return_logits:
@@ -224,32 +288,36 @@ def result_json(query: ClassifyQuery, text: str, tokenized: TokenizedTexts, answ
     else:
         ranked = [{"label": n, "score": s} for n, s in zip(names, scores, strict=True)]
     result: dict[str, Any] = {
-        "label": names[0],
+        "label": names[0] if answer.abstained is None else None,
         "score": scores[0],
         "scores": ranked,
-        "truncation": truncation_report(tokenized.truncations[0]),
+        "truncation": truncation_report(windowed.tokenized.truncations[0]),
     }
+    if answer.abstained is not None:
+        result["abstained"] = answer.abstained
+    if query.long_text == "window":
+        result["windows"] = window_report(windowed, 0, answer.alignments[0])
     if query.explain:
-        result["matches"] = match_list(query.labels, answer.alignments, text, tokenized.kept_spans(0))
+        result["matches"] = match_list(query.labels, answer.alignments, text, windowed.kept_spans(0))
     return result
 
 
 def response_json(
     query: ClassifyQuery,
-    tokenized: Sequence[TokenizedTexts],
+    windowed: Sequence[Windowed],
     answers: Sequence[Answer],
     model: dict[str, str],
 ) -> dict[str, Any]:
-    """The whole answer; one tokenised text and one answer for each text of the query, in order."""
+    """The whole answer; one text with its windows and one answer for each text of the query, in order."""
     return {
         "results": [
-            result_json(query, text, tokens, answer)
-            for text, tokens, answer in zip(query.texts, tokenized, answers, strict=True)
+            result_json(query, text, windows, answer)
+            for text, windows, answer in zip(query.texts, windowed, answers, strict=True)
         ],
         "warnings": list(answers[0].report.warnings),
         "model": model,
         "usage": {
-            "text_tokens": sum(len(tokens.tokens.values) for tokens in tokenized),
+            "text_tokens": sum(len(windows.tokenized.tokens.values) for windows in windowed),
             "labels": len(query.labels.descriptions),
             "labels_cached": min(answer.report.cached for answer in answers),
         },
@@ -284,8 +352,21 @@ class TruncationSchema(_Answered):
     cut_at: int = Field(description="Code point of the text from which on nothing was seen.")
 
 
+class AbstentionSchema(_Answered):
+    reason: Literal["min_score", "min_margin"] = Field(description="Which limit was not reached.")
+    value: float
+    limit: float
+
+
+class WindowsSchema(_Answered):
+    count: int
+    best: int = Field(description="The window that carries most of the best label's logit.")
+    spans: list[tuple[int, int]] = Field(description="Code points of each window in the text as sent.")
+
+
 class MatchSchema(_Answered):
     label: str
+    description: str = Field(description="The wording that the token is of; of several, the one that matched best.")
     token: str
     label_span: tuple[int, int]
     span: tuple[int, int] = Field(description="Code points of the text as sent.")
@@ -295,10 +376,14 @@ class MatchSchema(_Answered):
 
 
 class ResultSchema(_Answered):
-    label: str
-    score: float
-    scores: list[ScoreSchema] = Field(description="Best first; they sum to 1 over the supplied labels.")
+    label: str | None = Field(description="null where `abstained` says why.")
+    score: float = Field(description="Of the best label, whether or not it is named.")
+    scores: list[ScoreSchema] = Field(
+        description="Best first; they sum to 1 over the supplied labels, unless multi_label asks for independent ones."
+    )
     truncation: TruncationSchema | None
+    abstained: AbstentionSchema | None = Field(default=None, description="Only where no label is named.")
+    windows: WindowsSchema | None = Field(default=None, description='Only with long_text "window".')
     matches: list[MatchSchema] | None = Field(default=None, description="Only with explain.")
 
 

@@ -44,6 +44,17 @@ _NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """Another way to make rows of the same width, such as other words around each label.
+
+    fingerprint: the name of all that these rows depend on; their entries are found under it alone
+    """
+
+    fingerprint: str
+    encode: Encode
+
+
+@dataclass(frozen=True, slots=True)
 class CachedLabels:
     """The answer to one request.
 
@@ -59,11 +70,12 @@ class CachedLabels:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A list as it was asked for: `distinct` sorted, `key` the one of its list entry."""
+    """A list as it was asked for: `distinct` sorted, `key` the one of its list entry; `encode` gives what lacks."""
 
     keys: CacheKeys
     key: str
     distinct: list[str]
+    encode: Encode
 
 
 @dataclass(slots=True)
@@ -166,6 +178,7 @@ class LabelCache:
             raise ValueError(f"lock_wait_s is {lock_wait_s}; give 0 to wait for no other replica, or more")
         self.stats = CacheStats() if stats is None else stats
         self._keys = CacheKeys(namespace, fingerprint)
+        self._own = Variant(fingerprint, encode)
         self._ttl_s, self._store_retry_s = ttl_s, store_retry_s
         self._clock = clock
         self._memory: ByteLru[str, _Held] = ByteLru(memory_bytes)
@@ -180,26 +193,27 @@ class LabelCache:
         self._fetcher = LabelFetcher(
             self._access,
             self._entries,
-            encode,
             self._background,
             self.stats,
             LockTimes(lock_ttl_s, lock_wait_s),
             uniform=uniform,
         )
 
-    async def get(self, descriptions: Sequence[str], tenant: str | None = None) -> CachedLabels:
+    async def get(
+        self, descriptions: Sequence[str], tenant: str | None = None, variant: Variant | None = None
+    ) -> CachedLabels:
         """The rows of `descriptions`, in that order. At least one; repeats are allowed.
 
         tenant: whose entries they are; with one, neither memory nor the store shows, by a quick answer, what others
           have asked for, and nothing is shared with them. None shares with all others who give none.
+        variant: instead of the cache's own `encode` and fingerprint
 
         Raises what `encode` raised, and `NumericalError` when it gave NaN or infinity; neither is kept.
         """
         if not descriptions:
             raise ValueError("no descriptions given; a list needs at least one")
-        distinct = sorted(set(descriptions))
-        keys = self._keys.of_tenant(tenant)
-        asked = _Asked(keys, keys.list(distinct), distinct)
+        asked = self._ask(descriptions, tenant, variant or self._own)
+        distinct = asked.distinct
         held = self._memory.get(asked.key)
         if held is not None:
             self.stats.memory.hits += 1
@@ -221,11 +235,10 @@ class LabelCache:
             return cached
         if self._background.tasks:  # the labels' entries may be on their way
             await asyncio.wait(self._background.tasks)
-        keys, distinct = self._keys.of_tenant(tenant), sorted(set(descriptions))
-        asked = _Asked(keys, keys.list(distinct), distinct)
+        asked = self._ask(descriptions, tenant, self._own)
         held = self._memory.get(asked.key)
         if held is None:  # it is too large for memory, or has left it again
-            held = _Held(_in_order(cached.rows, list(descriptions), distinct), _Upkeep())
+            held = _Held(_in_order(cached.rows, list(descriptions), asked.distinct), _Upkeep())
         held.upkeep.due_at = self._half_life_from_now()
         await self._refresh(self._access, asked, held)
         return cached
@@ -240,6 +253,11 @@ class LabelCache:
         await self.drain()
         if self._access is not None:
             await self._access.close()
+
+    def _ask(self, descriptions: Sequence[str], tenant: str | None, variant: Variant) -> _Asked:
+        distinct = sorted(set(descriptions))
+        keys = self._keys.of_fingerprint(variant.fingerprint).of_tenant(tenant)
+        return _Asked(keys, keys.list(distinct), distinct, variant.encode)
 
     # Looking up
 
@@ -298,7 +316,7 @@ class LabelCache:
     async def _fetch_labels(self, asked: _Asked, visit: _Visit, upkeep: _Upkeep) -> list[Landed]:
         """Each label of the list, from whoever is fetching it already, else fetched."""
         wanted = Wanted(asked.keys, asked.distinct)
-        request = Request(wanted, visit.deadline, lambda error: self._postpone(upkeep, error))
+        request = Request(wanted, visit.deadline, lambda error: self._postpone(upkeep, error), asked.encode)
         fetched = 0
 
         async def fetch(batch: Batch[Landed]) -> None:

@@ -41,6 +41,10 @@ class CacheKeys:
         """The keys of the same namespace and model for `tenant`."""
         return self if tenant == self.tenant else CacheKeys(self.namespace, self.fingerprint, tenant)
 
+    def of_fingerprint(self, fingerprint: str) -> "CacheKeys":
+        """The keys of the same namespace and tenant for another model."""
+        return self if fingerprint == self.fingerprint else CacheKeys(self.namespace, fingerprint, self.tenant)
+
     def list(self, descriptions: Iterable[str]) -> str:
         """The key of a whole candidate list, the same for every order of it."""
         return self._key("list", list_hash(descriptions))

@@ -60,11 +60,13 @@ class Request:
 
     deadline: the event loop's time until which the store may keep it; None when the store isn't to be asked
     unwritten: told why new entries could not be written, None when there was no room to try
+    encode: gives the rows of what is missing
     """
 
     wanted: Wanted
     deadline: float | None
     unwritten: Callable[[StoreError | None], None]
+    encode: Encode
 
 
 class LabelFetcher:
@@ -74,7 +76,6 @@ class LabelFetcher:
         self,
         access: StoreAccess | None,
         entries: Entries,
-        encode: Encode,
         background: Background,
         stats: CacheStats,
         locks: LockTimes,
@@ -83,7 +84,6 @@ class LabelFetcher:
     ) -> None:
         self._access = access
         self._entries = entries
-        self._encode = encode
         self._background = background
         self._stats = stats
         self._locks = locks
@@ -198,7 +198,7 @@ class LabelFetcher:
     ) -> None:
         """Encodes and lands labels, and has their entries written and then their locks freed in the background."""
         async with turn.keeping() if turn is not None else contextlib.nullcontext():
-            rows = await self._encoded(request.wanted.descriptions(keys))
+            rows = await self._encoded(request.wanted.descriptions(keys), request.encode)
         labels, entries = await self._entries.through_codec(keys, rows)
         for key, label in zip(keys, labels, strict=True):
             batch.land(key, Landed(label, fresh=True))
@@ -211,11 +211,11 @@ class LabelFetcher:
             batch.close(keys)
             request.unwritten(None)
 
-    async def _encoded(self, descriptions: list[str]) -> LabelRows:
+    async def _encoded(self, descriptions: list[str], encode: Encode) -> LabelRows:
         self._stats.encode_calls += 1
         self._stats.encoded_descriptions += len(descriptions)
         try:
-            rows = await self._encode(descriptions)
+            rows = await encode(descriptions)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():

@@ -13,6 +13,7 @@ from deploy.scorer import Scorer
 from deploy.settings import Settings
 from deploy.wire import (
     Answer,
+    AskedLabels,
     EncodeBatch,
     EncodedRows,
     EncoderIdentity,
@@ -96,8 +97,8 @@ class Replica:
         tokens = self.model.tokenizer.documents(TEXTS).tokens
         wanted = questions or tuple(Question(i, 0, False, None) for i in range(len(TEXTS)))
         documents = EncodeBatch.of(self.identity.fingerprint, tokens, Priority.DOCUMENTS)
-        packed = tuple(PackedLabels.of(labels) for labels in sets)
-        return ScoreBatch(documents, tokens.keep, packed, (None,) * len(sets), wanted)
+        asked = tuple(AskedLabels(PackedLabels.of(labels)) for labels in sets)
+        return ScoreBatch(documents, tokens.keep, np.ones(len(tokens), np.int32), asked, wanted)
 
 
 @pytest.fixture

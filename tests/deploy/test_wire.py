@@ -9,6 +9,7 @@ import pytest
 
 from deploy.wire import (
     Answer,
+    AskedLabels,
     EncodeBatch,
     EncodedRows,
     EncoderIdentity,
@@ -22,6 +23,7 @@ from deploy.wire import (
     check_fingerprint,
 )
 from tokenalign import LabelSet
+from tokenalign.abstention import Abstention, Thresholds
 from tokenalign.backbone import BackboneIdentity
 from tokenalign.errors import FingerprintMismatchError, InputError, NumericalError
 from tokenalign.results import LabelAlignment, Warning_
@@ -60,7 +62,8 @@ def test_all_of_it_crosses_a_process(crossed: Callable[[Any], Any]) -> None:
     report = LabelReport(3, (Warning_(loc=["labels", 0], type="truncated", message="…"),))
     order, logits = np.array([1, 0], np.int32), np.array([1.5, -2.0], np.float32)
     answer = Answer("print", order, logits + 1, logits, (alignment,), report)
-    best = Answer("print", order[:1], logits[:1] + 1, logits[:1], (), report)
+    low = Abstention(reason="min_score", value=0.1, limit=0.5)
+    best = Answer("print", order[:1], logits[:1] + 1, logits[:1], (), report, low)
     received = crossed(ScoredBatch.of("print", (answer, InputError("no", ("labels", 1)), best)))
     first, failed, second = received.answers()
     np.testing.assert_array_equal(first.order, order)
@@ -71,13 +74,17 @@ def test_all_of_it_crosses_a_process(crossed: Callable[[Any], Any]) -> None:
     assert (first.fingerprint, first.report.cached, first.report.warnings) == ("print", 3, report.warnings)
     assert failed.loc == ("labels", 1)
     assert (second.order.tolist(), second.logits.tolist(), second.alignments) == ([1], [1.5], ())
+    assert (first.abstained, second.abstained) == (None, low)
 
     documents = EncodeBatch.of("print", TOKENS, Priority.DOCUMENTS)
-    packed = PackedLabels.of(labels)
-    batch = crossed(ScoreBatch(documents, TOKENS.keep, (packed,), (None,), (Question(0, 0, "all", None),)))
+    asked = AskedLabels(PackedLabels.of(labels), "about {label}", "somebody", keep=False)
+    question = Question(0, 0, "all", None, True, Thresholds(min_margin=0.5))
+    batch = crossed(ScoreBatch(documents, TOKENS.keep, np.array([2], np.int32), (asked,), (question,)))
     assert batch.fingerprint == "print"
-    assert batch.label_sets == (packed,)
-    assert batch.questions[0].explain == "all"
+    assert batch.label_sets == (asked,)
+    assert batch.counts.tolist() == [2]
+    [arrived] = batch.questions
+    assert (arrived.explain, arrived.multi_label, arrived.thresholds) == ("all", True, Thresholds(None, 0.5))
 
     rows = crossed(EncodedRows("print", np.ones((5, 3), np.float16), TOKENS.lengths, True))
     assert (rows.values.dtype, rows.values.shape, rows.projected) == (np.float16, (5, 3), True)

@@ -218,7 +218,7 @@ class TestClassifying:
         stack.sent.clear()
         monkeypatch.setattr("tokenalign.labels._parse", None)
         await asyncio.gather(*(stack.ask(text=f"card {i}", label_set=set_id) for i in range(3)))
-        sets = [labels for batch in stack.sent for labels in batch.label_sets]
+        sets = [asked.labels for batch in stack.sent for asked in batch.label_sets]
         assert len({id(labels) for labels in sets}) == 1
 
     async def test_ids_and_labels_share_a_batch(self, stack: Stack) -> None:

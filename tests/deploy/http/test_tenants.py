@@ -53,7 +53,8 @@ async def test_no_key_is_kept(run_stack: Any, bert: Any, headers: dict[str, str]
         raw = {name: value.encode("latin-1") for name, value in headers.items()}
         answer = await stack.client.post("/v1/classify", json={"text": "a", "labels": LABELS}, headers=raw)
         assert answer.status_code == 200
-        assert all(len(tenant) == 64 and "anna" not in tenant for tenant in stack.sent[-1].tenants)
+        tenants = [asked.tenant for asked in stack.sent[-1].label_sets]
+        assert all(len(tenant) == 64 and "anna" not in tenant for tenant in tenants)
 
 
 async def test_tenants_in_one_batch(run_stack: Any, bert: Any, until: Any) -> None:
@@ -64,5 +65,5 @@ async def test_tenants_in_one_batch(run_stack: Any, bert: Any, until: Any) -> No
         await until(lambda: stack.waiting_texts == 2)
         stack.slots = slots
         answers = [answer.json() for answer in await asyncio.gather(*asked)]
-        assert len(stack.sent[-1].tenants) == 2
+        assert len(stack.sent[-1].label_sets) == 2
         assert answers[0]["results"] == answers[1]["results"]

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import redis
 
 from deploy.label_cache import EmbeddedServer, MemoryStore, StoreError
+from deploy.label_cache.cache import Variant
 from deploy.label_cache.keys import CacheKeys
 
 NewReplica = Callable[..., Any]  # see conftest
@@ -171,7 +173,7 @@ class TestWithinAReplica:
     async def test_a_label_that_fails_is_its_own_lists_alone(self, new_replica: NewReplica) -> None:
         """A list that shares labels with one that holds a label which can't be encoded is answered all the same."""
         replica = new_replica()
-        encode = replica.cache._fetcher._encode
+        encode = replica.cache._own.encode
 
         async def refuse(descriptions: list[str]) -> Any:
             if "bad" in descriptions:
@@ -179,12 +181,29 @@ class TestWithinAReplica:
                 raise ValueError("bad label")
             return await encode(descriptions)
 
-        replica.cache._fetcher._encode = refuse
+        replica.cache._own = replace(replica.cache._own, encode=refuse)
         bad = asyncio.create_task(replica.ask([*LIST, "bad"]))
         good = asyncio.create_task(replica.ask(LIST))
         with pytest.raises(ValueError, match="bad label"):
             await bad
         assert (await good).source == "encoder"
+
+
+class TestVariants:
+    async def test_other_rows_have_other_entries(self, new_replica: NewReplica) -> None:
+        """Rows of a variant are found under its fingerprint, by whoever has that one, and never under the cache's."""
+        replica, other = new_replica(), new_replica(fingerprint="f2")
+
+        variant = Variant("f2", other._encode)
+        await replica.ask(LIST)
+        first, second = [await replica.cache.get(LIST, None, variant) for _ in range(2)]
+        assert (first.source, second.source) == ("encoder", "memory")
+        assert (await replica.ask(LIST)).source == "memory"
+        assert (replica.calls, other.calls) == (1, 1)
+        await replica.cache.drain()
+        kept = await other.ask(LIST)  # which compares them with a cold computation
+        assert (kept.hits, other.calls) == (len(LIST), 1)
+        assert kept.rows.values.tobytes() == first.rows.values.tobytes() == second.rows.values.tobytes()
 
 
 class TestAcrossReplicas:
@@ -416,6 +435,7 @@ class TestTenants:
         assert "ada" not in ada.label("a")
         assert ada.label("a") == plain.of_tenant("ada: {x}\n").label("a")
         assert ada.of_tenant(None).label("a") == plain.label("a")
+        assert ada.of_fingerprint("f2") == CacheKeys("tokenalign", "f2", "ada: {x}\n")
         owners = [("a", "bc"), ("ab", "c"), ("a", "b"), ("a", "B"), ("a", None)]
         keys = [CacheKeys(namespace, "f1", tenant) for namespace, tenant in owners]
         hashes = [key.label("x").removeprefix(key.namespace) for key in keys]

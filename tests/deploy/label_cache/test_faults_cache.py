@@ -10,6 +10,7 @@ import os
 import random
 import signal
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -365,7 +366,7 @@ class TestModels:
     ) -> None:
         """NaN from an encoder leaves nothing in the store but what says nothing, and keeps nobody waiting."""
         replica, other = new_replica(lock_ttl_s=3_600), new_replica()
-        encode = replica.cache._fetcher._encode
+        encode = replica.cache._own.encode
 
         async def broken(descriptions: list[str]) -> LabelRows:
             rows = await encode(descriptions)
@@ -373,7 +374,7 @@ class TestModels:
             values[-1, -1] = np.nan
             return LabelRows(values, rows.lengths)
 
-        replica.cache._fetcher._encode = broken
+        replica.cache._own = replace(replica.cache._own, encode=broken)
         with pytest.raises(NumericalError):
             await replica.cache.get(LIST)
         await settle(replica)
