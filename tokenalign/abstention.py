@@ -61,7 +61,7 @@ class Thresholds:
 def _fraction(value: Any, key: str) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
         raise InputError(f"must be a number from 0 to 1, or null for no limit; it is {reprlib.repr(value)}", (key,))
     if not 0 <= value <= 1:
         raise InputError(f"is {reprlib.repr(value)}, a score lies from 0 to 1; choose a limit between them", (key,))

@@ -35,7 +35,7 @@ def test_ties_have_no_margin() -> None:
 
 
 @pytest.mark.parametrize("key", ["min_score", "min_margin"])
-@pytest.mark.parametrize("value", [-0.1, 1.1, True, "0.5", float("nan"), float("inf"), [0.5]])
+@pytest.mark.parametrize("value", [-0.1, 1.1, True, "0.5", float("nan"), float("inf"), 10**400, [0.5]])
 def test_limits_out_of_bounds(key: str, value: Any) -> None:
     """Only a number from 0 to 1; the error names the key and the bounds."""
     with pytest.raises(InputError, match="from 0 to 1") as caught:
