@@ -12,7 +12,7 @@ import numpy as np
 
 from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
 from deploy.http.errors import NotReadyError
-from deploy.http.schemas import ClassifyQuery, label_set_json, response_json
+from deploy.http.schemas import ClassifyQuery, label_set_json, placed_labels, response_json
 from deploy.label_cache.lru import ByteLru
 from deploy.label_cache.store import Store
 from deploy.label_sets import LABEL_BYTES, Definition, LabelSets, LabelSetsUnavailableError
@@ -60,6 +60,7 @@ class _Candidates:
     labels: LabelSet
     template: str | None
     tenant: str | None
+    keep: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +69,7 @@ class _Item:
 
     tokens: of the text, or of each of its windows
     question: to be asked of it; its positions in the batch are not known yet
+    number: of the text in its request where each text has labels of its own, else None
     """
 
     text: str
@@ -75,6 +77,7 @@ class _Item:
     tokens: TokenBatch
     candidates: _Candidates
     question: Question
+    number: int | None
 
     @property
     def identity(self) -> tuple[str, int, int | None]:
@@ -189,12 +192,7 @@ class Ingress:
         """
         self._known_identity()
         windowed = await self._tokenize(query, self._reading(query))
-        candidates = _Candidates(query.labels, self._template(query), query.tenant)
-        question = self._question(query)
-        items = [
-            _Item(text, query.window_stride, windows.tokenized.tokens, candidates, question)
-            for text, windows in zip(query.texts, windowed, strict=True)
-        ]
+        items = self._items(query, windowed)
         answers = await self._batcher.submit(items, deadline_s=self._settings.batching.request_timeout_s)
         for answer in answers:
             check_fingerprint("one of the texts' scores", answers[0].fingerprint, answer.fingerprint)
@@ -279,6 +277,17 @@ class Ingress:
         self._model.tokenizer.check_label_template(template)
         return template
 
+    def _items(self, query: ClassifyQuery, windowed: Sequence[Windowed]) -> list[_Item]:
+        template, question = self._template(query), self._question(query)
+        shared = _Candidates(query.labels, template, query.tenant, query.keep_labels)
+        items = []
+        for i, (text, windows) in enumerate(zip(query.texts, windowed, strict=True)):
+            candidates, number = shared, None
+            if query.text_labels:
+                candidates, number = replace(shared, labels=query.labels_of(i)), i
+            items.append(_Item(text, query.window_stride, windows.tokenized.tokens, candidates, question, number))
+        return items
+
     def _question(self, query: ClassifyQuery) -> Question:
         check_multi_label(query.multi_label, self._model.config)
         in_windows = query.long_text == "window"  # the best label's matches say which window is the best
@@ -325,12 +334,17 @@ class Ingress:
                 EncodeBatch.of(fingerprint, tokens, Priority.DOCUMENTS, info.queued_tokens),
                 tokens.keep,
                 np.array([len(document) for document in documents], dtype=np.int32),
-                tuple(AskedLabels(self._pack(c.labels), c.template, c.tenant) for c in owned),
+                tuple(self._asked(candidates) for candidates in owned),
                 questions,
             )
         )
         check_fingerprint("the scores", fingerprint, scored.fingerprint)
-        return scored.answers()
+        return [_placed(answer, item) for answer, item in zip(scored.answers(), items, strict=True)]
+
+    def _asked(self, candidates: _Candidates) -> AskedLabels:
+        labels, keep = candidates.labels, candidates.keep
+        packed = self._pack(labels) if keep else PackedLabels.of(labels)
+        return AskedLabels(packed, candidates.template, candidates.tenant, keep)
 
     def _pack(self, labels: LabelSet) -> PackedLabels:
         packed = self._packed.get(labels)
@@ -348,6 +362,13 @@ class Ingress:
         identity = await self._describe()
         check_fingerprint("the encoder", self._model.fingerprint(identity.backbone), identity.fingerprint)
         self._identity = identity
+
+
+def _placed(answer: Answer | TokenAlignError, item: _Item) -> Answer | TokenAlignError:
+    """The answer; an error about labels of this text alone says which text's they are."""
+    if item.number is None or not isinstance(answer, InputError) or answer.loc[:1] != ("labels",):
+        return answer
+    return InputError(answer.message, placed_labels(answer.loc, item.number))
 
 
 def _read_list(path: Path, name: str | None, settings: Settings) -> tuple[LabelFile, Definition]:

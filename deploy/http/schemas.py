@@ -14,9 +14,17 @@ from deploy.settings import LimitSettings
 from deploy.wire import NO_THRESHOLDS, Answer, LabelReport
 from tokenalign.abstention import Thresholds
 from tokenalign.errors import InputError
-from tokenalign.labels import LabelSet, check_text
+from tokenalign.labels import LabelSet, check_text, has_label_sets, label_sets
 from tokenalign.long_text import LongText, LongTextMode
-from tokenalign.results import Explain, check_top_k, match_list, min_labels, truncation_report, window_report
+from tokenalign.results import (
+    Explain,
+    Warning_,
+    check_top_k,
+    match_list,
+    min_labels,
+    truncation_report,
+    window_report,
+)
 from tokenalign.text import MAX_TEMPLATE_CHARS, Windowed
 
 _LABEL_SCHEMA = {
@@ -36,6 +44,17 @@ _LABEL_SCHEMA = {
 _Text = Annotated[Any, WithJsonSchema({"type": "string"})]
 _Texts = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 1})]
 _Labels = Annotated[Any, WithJsonSchema({"type": "array", "items": _LABEL_SCHEMA, "minItems": 1})]
+_LabelLists = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": _LABEL_SCHEMA, "minItems": 1},
+                {"type": "array", "items": {"type": "array", "items": _LABEL_SCHEMA, "minItems": 1}, "minItems": 1},
+            ]
+        }
+    ),
+]
 _LabelSetId = Annotated[Any, WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{32}$"})]
 _Name = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]})]
 _Explain = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "all"}]})]
@@ -70,9 +89,10 @@ class ClassifyRequest(BaseModel):
 
     text: _Text = Field(default=None, description="One text; gives one result.")
     texts: _Texts = Field(default=None, description="Several texts; results come in their order.")
-    labels: _Labels = Field(
+    labels: _LabelLists = Field(
         default=None,
-        description="Candidates: strings, or objects with a name and one or several descriptions to match.",
+        description="Candidates: strings, or objects with a name and one or several descriptions to match; or a list "
+        "of them for each text.",
     )
     label_set: _LabelSetId = Field(
         default=None, description="Instead of labels: the id that POST /v1/label-sets gave for them."
@@ -129,6 +149,8 @@ class ClassifyQuery:
     """A request that is good as far as can be told without the model.
 
     single: the caller sent `text`, not `texts`
+    labels: of all texts, unless there are `text_labels`, which has a set for each
+    keep_labels: False has the labels encoded for this request alone, neither looked up nor kept; no key of a request
     label_template, window_stride: as sent; what they must be depends on the model
     """
 
@@ -144,6 +166,12 @@ class ClassifyQuery:
     label_template: str | None = None
     long_text: LongTextMode = "truncate"
     window_stride: int | None = None
+    text_labels: tuple[LabelSet, ...] = ()
+    keep_labels: bool = True
+
+    def labels_of(self, text: int) -> LabelSet:
+        """The candidates of text number `text`."""
+        return self.text_labels[text] if self.text_labels else self.labels
 
 
 def label_set_id(body: dict[str, Any]) -> str | None:
@@ -181,26 +209,24 @@ def parse_classify(body: dict[str, Any], limits: LimitSettings, known: LabelSet 
     multi_label = _check_flag(request.multi_label, "multi_label")
     check_top_k(request.top_k)
     texts = _check_texts(body, limits)
-    labels = LabelSet.of(
-        request.labels if known is None else known,
-        min_labels=min_labels(return_logits=return_logits, multi_label=multi_label),
-        max_labels=limits.max_labels,
-        max_chars=limits.max_text_chars,
-        loc=("labels",) if known is None else ("label_set",),
-    )
+    fewest = min_labels(return_logits=return_logits, multi_label=multi_label)
+    sets = _check_labels(request.labels, len(texts), fewest, limits) if known is None else (known,)
+    if known is not None:
+        LabelSet.of(known, min_labels=fewest, max_labels=limits.max_labels, loc=("label_set",))
     long_text = _check_long_text(request.long_text, request.window_stride)
     return ClassifyQuery(
         texts=texts,
         single="text" in body,
-        labels=labels,
+        labels=sets[0],
         explain=_check_explain(request.explain),
         return_logits=return_logits,
         top_k=request.top_k,
         multi_label=multi_label,
-        thresholds=Thresholds.of(request.min_score, request.min_margin, fewest_labels=len(labels)),
+        thresholds=Thresholds.of(request.min_score, request.min_margin, fewest_labels=min(map(len, sets))),
         label_template=_check_template(request.label_template),
         long_text=long_text.mode,
         window_stride=long_text.stride,
+        text_labels=sets if known is None and has_label_sets(request.labels) else (),
     )
 
 
@@ -263,6 +289,10 @@ def _check_explain(value: object) -> Explain:
     raise InputError(f'must be true, false or "all"; it is {reprlib.repr(value)}', ("explain",))
 
 
+def _check_labels(labels: object, texts: int, fewest: int, limits: LimitSettings) -> tuple[LabelSet, ...]:
+    return label_sets(labels, texts, min_labels=fewest, max_labels=limits.max_labels, max_chars=limits.max_text_chars)
+
+
 def _check_template(template: object) -> str | None:
     if template is None:
         return None
@@ -278,9 +308,10 @@ def _check_long_text(mode: Any, stride: Any) -> LongText:
     return LongText.of(mode, stride, window_tokens=sys.maxsize if stride is None else stride)
 
 
-def result_json(query: ClassifyQuery, text: str, windowed: Windowed, answer: Answer) -> dict[str, Any]:
-    """One element of `results`; windowed: that text alone."""
-    names = [query.labels.labels[i].name for i in answer.order.tolist()]
+def result_json(query: ClassifyQuery, index: int, windowed: Windowed, answer: Answer) -> dict[str, Any]:
+    """The element of `results` for text number `index`; windowed: that text alone."""
+    labels = query.labels_of(index)
+    names = [labels.labels[i].name for i in answer.order.tolist()]
     scores = answer.scores.tolist()
     if query.return_logits:
         logits = answer.logits.tolist()
@@ -298,7 +329,7 @@ def result_json(query: ClassifyQuery, text: str, windowed: Windowed, answer: Ans
     if query.long_text == "window":
         result["windows"] = window_report(windowed, 0, answer.alignments[0])
     if query.explain:
-        result["matches"] = match_list(query.labels, answer.alignments, text, windowed.kept_spans(0))
+        result["matches"] = match_list(labels, answer.alignments, query.texts[index], windowed.kept_spans(0))
     return result
 
 
@@ -311,17 +342,44 @@ def response_json(
     """The whole answer; one text with its windows and one answer for each text of the query, in order."""
     return {
         "results": [
-            result_json(query, text, windows, answer)
-            for text, windows, answer in zip(query.texts, windowed, answers, strict=True)
+            result_json(query, i, windows, answer)
+            for i, (windows, answer) in enumerate(zip(windowed, answers, strict=True))
         ],
-        "warnings": list(answers[0].report.warnings),
+        **summary_json(query, windowed, [answer.report for answer in answers], model),
+    }
+
+
+def summary_json(
+    query: ClassifyQuery, windowed: Sequence[Windowed], reports: Sequence[LabelReport], model: dict[str, str]
+) -> dict[str, Any]:
+    """What the results of a request share: warnings, model and usage; one report for each text."""
+    if not query.text_labels:
+        warnings = list(reports[0].warnings)
+        labels, cached = len(query.labels.descriptions), min(report.cached for report in reports)
+    else:
+        warnings = [
+            Warning_(**{**warning, "loc": placed_labels(warning["loc"], i)})
+            for i, report in enumerate(reports)
+            for warning in report.warnings
+        ]
+        least: dict[LabelSet, int] = {}
+        for candidates, report in zip(query.text_labels, reports, strict=True):
+            least[candidates] = min(report.cached, least.get(candidates, report.cached))
+        labels, cached = sum(len(candidates.descriptions) for candidates in least), sum(least.values())
+    return {
+        "warnings": warnings,
         "model": model,
         "usage": {
             "text_tokens": sum(len(windows.tokenized.tokens.values) for windows in windowed),
-            "labels": len(query.labels.descriptions),
-            "labels_cached": min(answer.report.cached for answer in answers),
+            "labels": labels,
+            "labels_cached": cached,
         },
     }
+
+
+def placed_labels(loc: Sequence[str | int], text: int) -> list[str | int]:
+    """A place within a list of labels, as a place within the lists of which text number `text` has that one."""
+    return [*loc[:1], text, *loc[1:]]
 
 
 def label_set_json(definition: Definition, report: LabelReport) -> dict[str, Any]:
@@ -401,7 +459,7 @@ class LabelSetWarningSchema(_Answered):
 
 class UsageSchema(_Answered):
     text_tokens: int
-    labels: int = Field(description="Label descriptions in the request.")
+    labels: int = Field(description="Label descriptions in the request, of equal lists once.")
     labels_cached: int = Field(description="Of those, how many were not encoded anew.")
 
 
