@@ -58,6 +58,11 @@ class ServedModel:
             local_files_only=self.settings.local_files_only,
         )
 
+    @property
+    def logit_scale(self) -> float:
+        """What a mean of cosines is multiplied with to be a logit."""
+        return self.head.scale.item() / self.config.temperature
+
     def label_fingerprint(self, backbone: BackboneIdentity) -> str:
         """What names cached label rows of this head on that encoder."""
         return label_fingerprint(self.config, backbone, self.tokenizer.digest, self.head_digest)

@@ -21,6 +21,10 @@ class BodyTooLargeError(TokenAlignError):
     """The body of a request is over the limit."""
 
 
+class NotServedError(TokenAlignError):
+    """What a request names is not served here."""
+
+
 class NotReadyError(TokenAlignError):
     """The application can't answer yet, or not at this moment."""
 
@@ -52,6 +56,8 @@ def to_http(error: BaseException) -> HttpError:
     match error:
         case InputError():
             return HttpError(422, "invalid_input", str(error), error.loc)
+        case NotServedError():
+            return HttpError(404, "not_served", str(error))
         case BodyTooLargeError():
             return HttpError(413, "body_too_large", str(error))
         case OversizedRequestError():

@@ -1,5 +1,6 @@
 """The HTTP application: native routes over a `Service`, every error through the one table."""
 
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -11,8 +12,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deploy.http.answers import answer, error_response, json_response
+from deploy.http.dialects import hugging_face, open_inference, rerank_apis, text_embeddings_inference
+from deploy.http.dialects.seam import Native
 from deploy.http.errors import HttpError
 from deploy.http.limits import parse_json_object, read_body
+from deploy.http.ndjson import lines_response, wants_lines
 from deploy.http.page import Page
 from deploy.http.schemas import (
     ClassifyQuery,
@@ -45,6 +49,9 @@ class Service(Protocol):
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         """The JSON answer to a good request."""
 
+    def classify_stream(self, query: ClassifyQuery) -> AsyncGenerator[dict[str, Any], None]:
+        """The result of each text as soon as it is there, with its index, and at last what all share."""
+
     async def add_label_set(
         self, labels: LabelSet, name: str | None, *, tenant: str | None
     ) -> tuple[dict[str, Any], bool]:
@@ -55,6 +62,9 @@ class Service(Protocol):
 
     async def delete_label_set(self, set_id: str, *, tenant: str | None) -> None:
         """Returns once the store has no label set with that id."""
+
+    def predict_label_set(self) -> str | None:
+        """The id of the label set that the settings name for `/predict`, None where they name none."""
 
     async def ready(self) -> None:
         """Returns when requests can be answered; else raises `NotReadyError`."""
@@ -136,14 +146,22 @@ def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | N
     async def delete_label_set(request: Request) -> Response:
         return await answer(_delete_label_set(service, request.path_params["set_id"], tenants.of(request)))
 
+    for dialect in (hugging_face, text_embeddings_inference, rerank_apis, open_inference):
+        dialect.add_routes(app, Native(service, limits, tenants))
+
     return app
 
 
-async def _classify(service: Service, request: Request, limits: LimitSettings, tenant: str | None) -> dict[str, Any]:
+async def _classify(
+    service: Service, request: Request, limits: LimitSettings, tenant: str | None
+) -> dict[str, Any] | Response:
     body = parse_json_object(await read_body(request, limits.max_body_bytes))
     set_id = label_set_id(body)
     known = None if set_id is None else await _known_labels(service, set_id, tenant)
-    return await service.classify(replace(parse_classify(body, limits, known), tenant=tenant))
+    query = replace(parse_classify(body, limits, known), tenant=tenant)
+    if wants_lines(request):
+        return await lines_response(service.classify_stream(query))
+    return await service.classify(query)
 
 
 async def _known_labels(service: Service, set_id: str, tenant: str | None) -> LabelSet:

@@ -625,6 +625,7 @@ class TestReadiness:
                 "max_length",
                 "document_template",
                 "label_template",
+                "logit_scale",
                 "limits",
             }
             for secret in ("known-to-the-test", "LABEL_KEY", "cache.internal", "somebody"):
