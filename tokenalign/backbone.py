@@ -70,13 +70,18 @@ class BackboneIdentity:
 
 
 class Backbone:
-    """A frozen encoder. `encode` is deterministic for a given batch and never computes gradients."""
+    """A frozen encoder. `encode` is deterministic for a given batch and never computes gradients.
+
+    width: of its token states; token_multiply_adds: what one token costs, attention left out
+    """
 
     def __init__(self, model: Any, identity: BackboneIdentity, device: torch.device) -> None:
         self._model = model.eval().requires_grad_(False).to(device)
         self.identity = identity
         self.device = device
         self.width = int(model.config.hidden_size)
+        embeddings = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
+        self.token_multiply_adds = sum(p.numel() for p in model.parameters() if id(p) not in embeddings)
         self._packs = False
 
     @classmethod

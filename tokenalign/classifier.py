@@ -8,6 +8,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypedDict, Unpack, overload
 
+import numpy as np
+import torch
+
 from tokenalign.abstention import Thresholds
 from tokenalign.backbone import DEFAULT_MAX_BATCH_TOKENS, Backbone, DType
 from tokenalign.config import ModelConfig, MultiLabelCalibration
@@ -17,6 +20,7 @@ from tokenalign.head import AlignmentHead
 from tokenalign.hub import push_head
 from tokenalign.labels import Label, LabelSet, check_text, has_label_sets, label_sets
 from tokenalign.long_text import LongText, LongTextMode
+from tokenalign.parallel import ComputePool
 from tokenalign.references import local_backbone, resolve_backbone
 from tokenalign.results import (
     Classification,
@@ -39,11 +43,12 @@ from tokenalign.results import (
 )
 from tokenalign.scoring import Aligner, DocumentKeys, LabelQueries
 from tokenalign.text import DEFAULT_MAX_WINDOWS, TextTokenizer, TokenizedTexts, Windowed
-from tokenalign.tokens import TokenBatch
+from tokenalign.tokens import TokenBatch, offsets_of
 from tokenalign.weights import label_fingerprint, load_head, locate_head, model_fingerprint, save_head
 
 CACHED_LISTS = 8
 CHUNK_TEXTS = 1_024  # texts, or windows of texts, that are held as token states at a time
+MIN_SHARD_TEXTS = 8  # that are worth a core of their own
 MAX_TEXT_CHARS = 100_000
 
 LabelList = Iterable[str | Label | Mapping[str, Any]] | LabelSet
@@ -126,6 +131,7 @@ class TokenAlignClassifier:
         self._aligner = Aligner(self.head, config.temperature)
         self._prepared: OrderedDict[tuple[str | None, tuple[str, ...]], _PreparedLabels] = OrderedDict()
         self._lock = Lock()
+        self._pool = ComputePool(torch.get_num_threads() if backbone.device.type == "cpu" else 1)
 
     @classmethod
     def from_pretrained(
@@ -288,17 +294,25 @@ class TokenAlignClassifier:
         wanted: dict[LabelSet, set[int]] = {}
         for text, labels in zip(texts, sets, strict=True):
             wanted.setdefault(labels, set()).add(position[text])
-        scored: dict[tuple[LabelSet, int], _Scored] = {}
-        first = 0
-        for part in windowed.parts(CHUNK_TEXTS):
+        tokens = windowed.tokenized.tokens
+        shard = max(MIN_SHARD_TEXTS, min(CHUNK_TEXTS, -(-len(tokens) // self._pool.threads)))
+        parts = list(windowed.parts(shard))
+        firsts = offsets_of(np.array([len(part) for part in parts]))[:-1].tolist()
+
+        def score(part: Windowed, first: int) -> dict[tuple[LabelSet, int], _Scored]:
             projected = self._project(part.tokenized.tokens, asked.max_batch_tokens, "texts")
             keys = self._aligner.document_keys(projected).merged(part.counts)
+            scored: dict[tuple[LabelSet, int], _Scored] = {}
             for labels, documents in wanted.items():
                 rows = sorted(i - first for i in documents if first <= i < first + len(part))
                 if rows:
                     found = self._score(labels, prepared[labels], part, keys, rows, asked)
                     scored |= {(labels, first + row): one for row, one in zip(rows, found, strict=True)}
-            first += len(part)
+            return scored
+
+        cost = float(len(tokens.values) * self.backbone.token_multiply_adds)
+        of_parts = self._pool.map(lambda job: score(*job), list(zip(parts, firsts, strict=True)), cost)
+        scored = {asked_of: one for of_part in of_parts for asked_of, one in of_part.items()}
         return [
             _classification(text, labels, scored[labels, position[text]], windowed, position[text], asked)
             for text, labels in zip(texts, sets, strict=True)
