@@ -1,9 +1,10 @@
 """The ingress deployment: tokenises and batches texts, and writes answers. A plain class; `app.py` puts it on Serve."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,20 @@ import numpy as np
 
 from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
 from deploy.http.errors import NotReadyError
-from deploy.http.schemas import ClassifyQuery, label_set_json, placed_labels, response_json
+from deploy.http.schemas import (
+    ClassifyQuery,
+    label_set_json,
+    placed_labels,
+    response_json,
+    result_json,
+    summary_json,
+)
 from deploy.label_cache.lru import ByteLru
 from deploy.label_cache.store import Store
 from deploy.label_sets import LABEL_BYTES, Definition, LabelSets, LabelSetsUnavailableError
 from deploy.model import ServedModel
 from deploy.settings import Settings
+from deploy.streaming import as_they_come
 from deploy.wire import (
     Answer,
     AskedLabels,
@@ -123,6 +132,7 @@ class Ingress:
         self._identity: EncoderIdentity | None = None
         self._started = False
         self._probed_at = float("-inf")
+        self._slots = slots
         batching = settings.batching
         self._batcher: MicroBatcher[_Item, Answer] = MicroBatcher(
             self._dispatch,
@@ -205,6 +215,26 @@ class Ingress:
         listed = {definition.name: definition.set_id for _, definition in self._listed}
         return listed.get(named, named)
 
+    async def classify_stream(self, query: ClassifyQuery) -> AsyncGenerator[dict[str, Any], None]:
+        """`{"index": …, …}`, the result of each text as soon as it is there, and at last what all share.
+
+        Raises as `classify` does; the time limit is that of each text, from when it begins to wait. Only a few batches
+        of texts are under way at a time, and none after the generator is closed.
+        """
+        self._known_identity()
+        windowed = await self._tokenize(query, self._reading(query))
+        items = self._items(query, windowed)
+        reports: dict[int, LabelReport] = {}
+        fingerprint: str | None = None
+        async with contextlib.aclosing(as_they_come(items, self._submit, self._ahead)) as answers:
+            async for i, answer in answers:
+                fingerprint = fingerprint or answer.fingerprint
+                check_fingerprint("one of the texts' scores", fingerprint, answer.fingerprint)
+                reports[i] = answer.report
+                yield {"index": i, **result_json(query, i, windowed[i], answer)}
+        model = {"name": self._model.config.name, "fingerprint": fingerprint}
+        yield summary_json(query, windowed, [reports[i] for i in range(len(items))], model)
+
     async def label_set(self, set_id: str, *, tenant: str | None = None) -> Definition:
         """The label set with that id, of that tenant; raises what `LabelSets.get` raises."""
         return await self._label_sets.get(set_id, tenant=tenant)
@@ -276,6 +306,14 @@ class Ingress:
             return None
         self._model.tokenizer.check_label_template(template)
         return template
+
+    async def _submit(self, item: _Item) -> Answer:
+        [answer] = await self._batcher.submit([item], deadline_s=self._settings.batching.request_timeout_s)
+        return answer
+
+    def _ahead(self) -> int:
+        """How many texts of a stream may be under way: one batch more than there are slots for."""
+        return self._settings.batching.max_batch_texts * (self._slots() + 1)
 
     def _items(self, query: ClassifyQuery, windowed: Sequence[Windowed]) -> list[_Item]:
         template, question = self._template(query), self._question(query)

@@ -35,7 +35,13 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def error_response(error: Exception, shape: ErrorShape = HttpError.body) -> Response:
     """The response to who caused, or met, an error; what nobody foresaw is logged."""
+    found = told(error)
+    return JSONResponse(shape(found), found.status, headers=dict(found.headers))
+
+
+def told(error: Exception) -> HttpError:
+    """What the caller is told of an error; what nobody foresaw is logged."""
     found = to_http(error)
     if found.status == 500:
         logger.error("a request failed: %s", type(error).__name__, exc_info=error)
-    return JSONResponse(shape(found), found.status, headers=dict(found.headers))
+    return found

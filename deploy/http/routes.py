@@ -16,7 +16,7 @@ from deploy.http.dialects import hugging_face, open_inference, rerank_apis, text
 from deploy.http.dialects.seam import Native
 from deploy.http.errors import HttpError
 from deploy.http.limits import parse_json_object, read_body
-from deploy.http.ndjson import lines_response, wants_lines
+from deploy.http.ndjson import NDJSON, lines_response, wants_lines
 from deploy.http.page import Page
 from deploy.http.schemas import (
     ClassifyQuery,
@@ -41,6 +41,12 @@ Each label token looks for its best match among the text's tokens; `explain` sho
 
 # Documented, but not checked by FastAPI, whose errors have another shape.
 _SET_ID = {"parameters": [{"name": "set_id", "in": "path", "required": True, "schema": {"type": "string"}}]}
+
+_LINES = {
+    "type": "string",
+    "description": "With Accept: application/x-ndjson: a line for each text as soon as it is scored, its result with "
+    "its `index` among the texts; then one with warnings, model and usage. An error after the first line is the last.",
+}
 
 
 class Service(Protocol):
@@ -102,7 +108,10 @@ def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | N
         "/v1/classify",
         summary="Score texts against labels",
         response_model=ClassifyResponse,
-        responses=_answers(404, 413, 422, 429, 500, 503, 504),
+        responses={
+            200: {"content": {NDJSON: {"schema": _LINES}}},
+            **_answers(404, 413, 422, 429, 500, 503, 504),
+        },
         openapi_extra=_body(ClassifyRequest),
     )
     async def classify(request: Request) -> Response:

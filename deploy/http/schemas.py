@@ -350,7 +350,7 @@ def response_json(
 
 
 def summary_json(
-    query: ClassifyQuery, windowed: Sequence[Windowed], reports: Sequence[LabelReport], model: dict[str, str]
+    query: ClassifyQuery, windowed: Sequence[Windowed], reports: Sequence[LabelReport], model: dict[str, Any]
 ) -> dict[str, Any]:
     """What the results of a request share: warnings, model and usage; one report for each text."""
     if not query.text_labels:

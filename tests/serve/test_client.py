@@ -66,11 +66,15 @@ async def test_the_asynchronous_client_too(default_app: Any, client: TokenAlignC
         assert one["scores"] == pytest.approx(expected[i % len(TEXTS)]["scores"], abs=2e-3)
 
 
-def test_streams(client: TokenAlignClient) -> None:
+def test_streams(client: TokenAlignClient, default_app: Any) -> None:
     """Every text gets its answer, and the end says what the call cost."""
     with client.classify_stream(TEXTS, LABELS) as stream:
         found = dict(stream)
         assert stream.usage["labels"] == 4
+    with httpx.Client(headers={"Accept": "application/x-ndjson"}) as plain:
+        lines = plain.post(f"{default_app.url}/v1/classify", json={"texts": TEXTS, "labels": ["a", "b"]})
+    assert lines.headers["content-type"].startswith("application/x-ndjson")
+    assert len(lines.text.splitlines()) == len(TEXTS) + 1
     for i, one in enumerate(client.classify(TEXTS, LABELS)):
         assert found[i]["scores"] == pytest.approx(one["scores"], abs=2e-3)
 

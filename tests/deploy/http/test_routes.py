@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -40,6 +40,10 @@ class FakeService:
         self.queries.append(query)
         given: dict[str, Any] = self._give()
         return given
+
+    async def classify_stream(self, query: ClassifyQuery) -> AsyncGenerator[dict[str, Any], None]:
+        self.queries.append(query)
+        yield self._give()
 
     async def add_label_set(
         self, labels: LabelSet, name: str | None, *, tenant: str | None = None
