@@ -1,11 +1,12 @@
 """The encoder deployment: token ids in, rows out. A plain class; `app.py` puts it on Ray Serve."""
 
+import asyncio
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from deploy.batching import BatchInfo, MicroBatcher
@@ -14,30 +15,31 @@ from deploy.settings import Settings
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, Priority, check_fingerprint
 from deploy.workers import PriorityWorker, available_cores
 from tokenalign.errors import TokenAlignError
+from tokenalign.parallel import compute_alone, operator_threads, operator_threads_for, shards
 from tokenalign.scoring import Aligner
-from tokenalign.tokens import compact
+from tokenalign.tokens import TokenBatch, compact
 
 MAX_MERGED = 64  # batches in one pass
-PASSES = 1  # at a time
 
 
 class Encoder:
     """Holds the frozen encoder; documents before labels.
 
-    Batches of documents that arrive while it computes, from however many senders, share the next pass.
+    Batches of documents that arrive while it computes, from however many senders, share the next pass. On a CPU each
+    thread computes sequences of its own, and a pass is shared out among those that are idle.
     """
 
     def __init__(self, settings: Settings, model: ServedModel | None = None) -> None:
         self._model = model or ServedModel.load(settings.model)
         self._backbone = self._model.load_backbone()
-        if self._backbone.device.type == "cpu":
-            torch.set_num_threads(settings.threads.encoder or available_cores())
+        on_cpu = self._backbone.device.type == "cpu"
+        self._threads = (settings.threads.encoder or available_cores()) if on_cpu else 1
         self._projects = settings.model.project_on_encoder
         self._max_batch_tokens = settings.batching.max_batch_tokens
         head = self._model.head.to(self._backbone.device)
         self._aligner = Aligner(head, self._model.config.temperature)
         self._identity = EncoderIdentity(self._backbone.identity, self._model.fingerprint(self._backbone.identity))
-        self._worker = PriorityWorker("encoder")
+        self._worker = PriorityWorker("encoder", self._threads, compute_alone)
         self._merger: MicroBatcher[EncodeBatch, NDArray[Any]] = MicroBatcher(
             self._encode_together,
             weight=lambda batch: len(batch.ids),
@@ -46,7 +48,7 @@ class Encoder:
             max_batch_items=MAX_MERGED,
             max_queue_items=sys.maxsize,  # the senders bound what they send
             max_queue_tokens=sys.maxsize,
-            slots=lambda: PASSES,
+            slots=lambda: self._threads,
             max_padding_share=1.0,
         )
         self._queued_elsewhere = 0
@@ -69,7 +71,7 @@ class Encoder:
             if batch.priority is Priority.DOCUMENTS:
                 [rows] = await self._merger.submit([batch], deadline_s=None)
             else:
-                rows = await self._worker.run(lambda: self._rows(batch), priority=int(batch.priority))
+                rows = await self._compute(batch.tokens(), batch.priority)
         finally:
             self._in_hand_tokens -= len(batch.ids)
         return EncodedRows(self._identity.fingerprint, rows, batch.lengths, self._projects)
@@ -78,15 +80,8 @@ class Encoder:
         self, batches: Sequence[EncodeBatch], _: BatchInfo
     ) -> Sequence[NDArray[Any] | TokenAlignError]:
         """The rows of each batch out of one pass; where that fails, out of one each, so that none fails another."""
-        together = EncodeBatch(
-            self._identity.fingerprint,
-            np.concatenate([batch.ids for batch in batches]),
-            np.concatenate([batch.lengths for batch in batches]),
-            Priority.DOCUMENTS,
-            0,
-        )
         try:
-            rows = await self._worker.run(lambda: self._rows(together), priority=int(Priority.DOCUMENTS))
+            rows = await self._compute(TokenBatch.concat([batch.tokens() for batch in batches]), Priority.DOCUMENTS)
         except TokenAlignError as error:
             if len(batches) == 1:
                 return [error]
@@ -103,9 +98,21 @@ class Encoder:
         """Tokens in this replica's hands, and tokens that the latest sender had waiting behind its batch."""
         return {"tokens_in_hand": float(self._in_hand_tokens), "tokens_queued": float(self._queued_elsewhere)}
 
-    def _rows(self, batch: EncodeBatch) -> NDArray[Any]:
-        what = f"{batch.priority.name.lower()} encoded"
-        states = self._backbone.encode(batch.tokens(), max_batch_tokens=self._max_batch_tokens)
-        if self._projects:
-            return self._aligner.project(states, what)
-        return compact(states.float().cpu().numpy(), what)
+    async def _compute(self, tokens: TokenBatch, priority: Priority) -> NDArray[Any]:
+        """`[tokens, width]` rows, computed by the idle threads together, else by the next that is."""
+        idle = max(1, self._worker.idle)
+        shares = [tokens.select(share) for share in shards(tokens.lengths, idle)] if idle > 1 else [tokens]
+        multiply_adds = float(len(tokens.values) * self._backbone.token_multiply_adds)
+        threads = operator_threads_for(multiply_adds, idle) if len(shares) == 1 else 1
+        parts = [
+            self._worker.run(functools.partial(self._rows, share, priority, threads), int(priority)) for share in shares
+        ]
+        return np.concatenate(await asyncio.gather(*parts))
+
+    def _rows(self, tokens: TokenBatch, priority: Priority, threads: int) -> NDArray[Any]:
+        what = f"{priority.name.lower()} encoded"
+        with operator_threads(threads):
+            states = self._backbone.encode(tokens, max_batch_tokens=self._max_batch_tokens)
+            if self._projects:
+                return self._aligner.project(states, what)
+            return compact(states.float().cpu().numpy(), what)

@@ -1,4 +1,4 @@
-"""A computing thread beside an event loop: forward passes never run on the loop itself."""
+"""Computing threads beside an event loop: forward passes never run on the loop itself."""
 
 import asyncio
 import itertools
@@ -20,33 +20,49 @@ def available_cores() -> int:
 
 
 class PriorityWorker:
-    """One thread that runs calls one after the other, the lowest priority number first, first come first within it.
+    """Threads that run calls, the lowest priority number first, first come first within it.
 
     A call whose waiter was cancelled before its turn is skipped.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, threads: int = 1, prepare: Callable[[], None] | None = None) -> None:
+        """prepare: is called in each thread before its first call."""
         self._queue: PriorityQueue[tuple[int, int, Future[Any] | None, Callable[[], Any] | None]] = PriorityQueue()
         self._counter = itertools.count()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._prepare = prepare
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
+        self._in_hand = 0
+        for thread in self._threads:
+            thread.start()
 
     @property
     def waiting(self) -> int:
         """How many calls wait for their turn."""
         return self._queue.qsize()
 
+    @property
+    def idle(self) -> int:
+        """How many threads have nothing to do."""
+        return max(0, len(self._threads) - self._in_hand)
+
     async def run(self, call: Callable[[], ResultT], priority: int = 0) -> ResultT:
         """What `call` returns or raises, once its turn came; the loop stays free meanwhile."""
         future: Future[ResultT] = Future()
         self._queue.put((priority, next(self._counter), future, call))
-        return await asyncio.wrap_future(future)
+        self._in_hand += 1
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            self._in_hand -= 1
 
     def stop(self) -> None:
-        """Let the thread end after the calls that wait already."""
-        self._queue.put((_STOP_PRIORITY, next(self._counter), None, None))
+        """Let the threads end after the calls that wait already."""
+        for _ in self._threads:
+            self._queue.put((_STOP_PRIORITY, next(self._counter), None, None))
 
     def _run(self) -> None:
+        if self._prepare is not None:
+            self._prepare()
         while self._run_next():
             pass
 

@@ -275,6 +275,7 @@ class GatedBackbone:
     def __init__(self, inner: Backbone) -> None:
         self._inner = inner
         self.identity, self.device, self.width = inner.identity, inner.device, inner.width
+        self.token_multiply_adds = inner.token_multiply_adds
         self.seen: list[Any] = []
         self.gate = threading.Event()
         self.gate.set()

@@ -18,7 +18,8 @@ TEXTS = ["card payment declined", "cash", "the card was charged twice, not recei
 
 
 def settings_of(**model: Any) -> Settings:
-    return Settings.parse({"model": {"device": "cpu", **model}})
+    """One computing thread, so that the order of passes is known."""
+    return Settings.parse({"model": {"device": "cpu", **model}, "threads": {"encoder": 1}})
 
 
 @pytest.fixture
@@ -121,6 +122,47 @@ async def test_the_event_loop_runs_during_a_forward_pass(
     assert not encoding.done()
     gated.backbone.gate.set()
     await encoding
+
+
+async def test_one_bad_batch_in_a_pass(
+    gated: Any, make_encoder: Any, until: Callable[[Callable[[], bool]], Any]
+) -> None:
+    """Batches share a pass; where one of them has no finite numbers, the others get their rows all the same."""
+    encoder = make_encoder(gated.model)
+    bad, good = batch_of(gated.model, ["a much longer text"]), batch_of(gated.model, TEXTS)
+    expected = (await encoder.encode(good)).values
+    gated.backbone.gate.clear()
+
+    def poison(batch: Any, states: Any) -> Any:
+        if batch.lengths.max() < bad.lengths[0]:
+            return states
+        states = states.clone()
+        states[:, 0] = float("nan")
+        return states
+
+    gated.backbone.change = poison
+    gated.backbone.seen.clear()
+    first = asyncio.create_task(encoder.encode(batch_of(gated.model, ["first"])))
+    await until(lambda: len(gated.backbone.seen) == 1)
+    sent = [asyncio.create_task(encoder.encode(batch)) for batch in (good, bad)]
+    await until(lambda: encoder.record_autoscaling_stats()["tokens_in_hand"] > len(good.ids) + len(bad.ids))
+    gated.backbone.gate.set()
+    await first
+    rows, error = await asyncio.gather(*sent, return_exceptions=True)
+    assert isinstance(error, NumericalError)
+    np.testing.assert_allclose(rows.values, expected, atol=2e-3)
+    assert [len(batch) for batch in gated.backbone.seen] == [1, len(TEXTS) + 1, len(TEXTS), 1]
+
+
+async def test_idle_threads_share_a_batch(gated: Any, make_encoder: Any) -> None:
+    """A batch that finds several threads idle is computed by all of them, and its rows come in its order."""
+    texts = [f"text number {i} of a batch that is worth sharing" for i in range(64)]
+    alone = await make_encoder(gated.model).encode(batch_of(gated.model, texts))
+    gated.backbone.seen.clear()
+    settings = Settings.parse({"model": {"device": "cpu"}, "threads": {"encoder": 3}})
+    shared = await make_encoder(gated.model, settings).encode(batch_of(gated.model, texts))
+    assert len(gated.backbone.seen) == 3
+    np.testing.assert_allclose(shared.values, alone.values, atol=2e-3)
 
 
 async def test_documents_go_before_labels(

@@ -152,3 +152,17 @@ async def test_stop_lets_the_waiting_finish(until: Until) -> None:
     gate.opened.set()
     assert await asyncio.gather(*calls) == ["passed", "late", "late"]
     await until(lambda: "to be stopped" not in {thread.name for thread in threading.enumerate()})
+
+
+async def test_several_threads() -> None:
+    """As many calls run at once as there are threads, each prepared once; idle ones are counted."""
+    meet, prepared = threading.Barrier(3), []
+    worker = PriorityWorker("of three", 3, lambda: prepared.append(threading.get_ident()))
+    assert worker.idle == 3
+    running = [asyncio.create_task(worker.run(lambda: meet.wait(60) and None)) for _ in range(2)]
+    while worker.idle != 1:  # noqa: ASYNC110  the tasks' own first steps
+        await asyncio.sleep(0)
+    await asyncio.gather(*running, worker.run(lambda: meet.wait(60) and None))
+    assert worker.idle == 3
+    assert len(set(prepared)) == len(prepared) == 3
+    worker.stop()
