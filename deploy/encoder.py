@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.batching import BatchInfo, MicroBatcher
-from deploy.model import ServedModel
+from deploy.model import Models, ServedModel, served_models
 from deploy.settings import Settings
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, Priority, check_fingerprint
 from deploy.workers import PriorityWorker, available_cores
@@ -23,22 +23,27 @@ MAX_MERGED = 64  # batches in one pass
 
 
 class Encoder:
-    """Holds the frozen encoder; documents before labels.
+    """Holds the frozen encoder, and projects for each of its heads; documents before labels.
 
     Batches of documents that arrive while it computes, from however many senders, share the next pass. On a CPU each
     thread computes sequences of its own, and a pass is shared out among those that are idle.
     """
 
-    def __init__(self, settings: Settings, model: ServedModel | None = None) -> None:
-        self._model = model or ServedModel.load(settings.model)
-        self._backbone = self._model.load_backbone()
+    def __init__(self, settings: Settings, model: ServedModel | Models | None = None) -> None:
+        models = list(served_models(settings.model, model).values())
+        self._backbone = models[0].load_backbone()
         on_cpu = self._backbone.device.type == "cpu"
         self._threads = (settings.threads.encoder or available_cores()) if on_cpu else 1
         self._projects = settings.model.project_on_encoder
         self._max_batch_tokens = settings.batching.max_batch_tokens
-        head = self._model.head.to(self._backbone.device)
-        self._aligner = Aligner(head, self._model.config.temperature)
-        self._identity = EncoderIdentity(self._backbone.identity, self._model.fingerprint(self._backbone.identity))
+        self._aligners = {
+            served.fingerprint(self._backbone.identity): Aligner(
+                served.head.to(self._backbone.device), served.config.temperature
+            )
+            for served in models
+        }
+        fingerprint, *others = self._aligners
+        self._identity = EncoderIdentity(self._backbone.identity, fingerprint, tuple(others))
         self._worker = PriorityWorker("encoder", self._threads, compute_alone)
         self._merger: MicroBatcher[EncodeBatch, NDArray[Any]] = MicroBatcher(
             self._encode_together,
@@ -63,7 +68,8 @@ class Encoder:
 
         Raises `FingerprintMismatchError` for ids of another model's tokenizer, `NumericalError` for NaN or infinity.
         """
-        check_fingerprint("the batch of token ids", self._identity.fingerprint, batch.fingerprint)
+        if batch.fingerprint not in self._aligners:
+            check_fingerprint("the batch of token ids", self._identity.fingerprint, batch.fingerprint)
         if batch.priority is Priority.DOCUMENTS:
             self._queued_elsewhere = batch.queued_tokens
         self._in_hand_tokens += len(batch.ids)
@@ -71,21 +77,34 @@ class Encoder:
             if batch.priority is Priority.DOCUMENTS:
                 [rows] = await self._merger.submit([batch], deadline_s=None)
             else:
-                rows = await self._compute(batch.tokens(), batch.priority)
+                rows = await self._compute(batch.tokens(), batch.priority, self._aligners[batch.fingerprint])
         finally:
             self._in_hand_tokens -= len(batch.ids)
-        return EncodedRows(self._identity.fingerprint, rows, batch.lengths, self._projects)
+        return EncodedRows(batch.fingerprint, rows, batch.lengths, self._projects)
 
     async def _encode_together(
         self, batches: Sequence[EncodeBatch], _: BatchInfo
     ) -> Sequence[NDArray[Any] | TokenAlignError]:
+        """The rows of each batch, those for one head out of one pass."""
+        by_head: dict[str, list[int]] = {}
+        for i, batch in enumerate(batches):
+            by_head.setdefault(batch.fingerprint, []).append(i)
+        parts = await asyncio.gather(*(self._encode_for_head([batches[i] for i in own]) for own in by_head.values()))
+        rows: dict[int, NDArray[Any] | TokenAlignError] = {}
+        for own, part in zip(by_head.values(), parts, strict=True):
+            rows |= zip(own, part, strict=True)
+        return [rows[i] for i in range(len(batches))]
+
+    async def _encode_for_head(self, batches: Sequence[EncodeBatch]) -> Sequence[NDArray[Any] | TokenAlignError]:
         """The rows of each batch out of one pass; where that fails, out of one each, so that none fails another."""
+        aligner = self._aligners[batches[0].fingerprint]
+        tokens = TokenBatch.concat([batch.tokens() for batch in batches])
         try:
-            rows = await self._compute(TokenBatch.concat([batch.tokens() for batch in batches]), Priority.DOCUMENTS)
+            rows = await self._compute(tokens, Priority.DOCUMENTS, aligner)
         except TokenAlignError as error:
             if len(batches) == 1:
                 return [error]
-            alone = [await self._encode_together([batch], _) for batch in batches]
+            alone = [await self._encode_for_head([batch]) for batch in batches]
             return [rows for [rows] in alone]
         return np.split(rows, np.cumsum([len(batch.ids) for batch in batches])[:-1])
 
@@ -98,21 +117,22 @@ class Encoder:
         """Tokens in this replica's hands, and tokens that the latest sender had waiting behind its batch."""
         return {"tokens_in_hand": float(self._in_hand_tokens), "tokens_queued": float(self._queued_elsewhere)}
 
-    async def _compute(self, tokens: TokenBatch, priority: Priority) -> NDArray[Any]:
+    async def _compute(self, tokens: TokenBatch, priority: Priority, aligner: Aligner) -> NDArray[Any]:
         """`[tokens, width]` rows, computed by the idle threads together, else by the next that is."""
         idle = max(1, self._worker.idle)
         shares = [tokens.select(share) for share in shards(tokens.lengths, idle)] if idle > 1 else [tokens]
         multiply_adds = float(len(tokens.values) * self._backbone.token_multiply_adds)
         threads = operator_threads_for(multiply_adds, idle) if len(shares) == 1 else 1
         parts = [
-            self._worker.run(functools.partial(self._rows, share, priority, threads), int(priority)) for share in shares
+            self._worker.run(functools.partial(self._rows, share, priority, aligner, threads), int(priority))
+            for share in shares
         ]
         return np.concatenate(await asyncio.gather(*parts))
 
-    def _rows(self, tokens: TokenBatch, priority: Priority, threads: int) -> NDArray[Any]:
+    def _rows(self, tokens: TokenBatch, priority: Priority, aligner: Aligner, threads: int) -> NDArray[Any]:
         what = f"{priority.name.lower()} encoded"
         with operator_threads(threads):
             states = self._backbone.encode(tokens, max_batch_tokens=self._max_batch_tokens)
             if self._projects:
-                return self._aligner.project(states, what)
+                return aligner.project(states, what)
             return compact(states.float().cpu().numpy(), what)

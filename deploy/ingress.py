@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
-from deploy.http.errors import NotReadyError
+from deploy.http.errors import NotReadyError, UnknownModelError
 from deploy.http.schemas import (
     ClassifyQuery,
     label_set_json,
@@ -24,7 +24,7 @@ from deploy.http.schemas import (
 from deploy.label_cache.lru import ByteLru
 from deploy.label_cache.store import Store
 from deploy.label_sets import LABEL_BYTES, Definition, LabelSets, LabelSetsUnavailableError
-from deploy.model import ServedModel
+from deploy.model import Models, ServedModel, served_models
 from deploy.settings import Settings
 from deploy.streaming import as_they_come
 from deploy.wire import (
@@ -78,6 +78,7 @@ class _Item:
 
     tokens: of the text, or of each of its windows
     question: to be asked of it; its positions in the batch are not known yet
+    head: the name of the one that is asked
     number: of the text in its request where each text has labels of its own, else None
     """
 
@@ -86,13 +87,14 @@ class _Item:
     tokens: TokenBatch
     candidates: _Candidates
     question: Question
+    head: str
     number: int | None
 
     @property
-    def identity(self) -> tuple[str, int, int | None]:
-        """Equal for items with equal tokens: a text of one window is the same however it is read."""
+    def identity(self) -> tuple[str, str, int, int | None]:
+        """Equal for items with equal tokens for one head: a text of one window is the same however it is read."""
         windows = len(self.tokens)
-        return self.text, windows, self.stride if windows > 1 else None
+        return self.head, self.text, windows, self.stride if windows > 1 else None
 
 
 class Ingress:
@@ -112,7 +114,7 @@ class Ingress:
         warm: Warm,
         slots: Callable[[], int],
         store: Store | None,
-        model: ServedModel | None = None,
+        model: ServedModel | Models | None = None,
     ) -> None:
         self._settings = settings
         self._send = send
@@ -127,7 +129,9 @@ class Ingress:
             max_bytes=settings.label_sets.max_bytes,
             store_budget_s=settings.label_cache.store_budget_s,
         )
-        self._model = model or ServedModel.load(settings.model)
+        self._models = served_models(settings.model, model)
+        self._name, self._model = next(iter(self._models.items()))
+        self._fingerprints: dict[str, str] = {}
         self._packed: ByteLru[LabelSet, PackedLabels] = ByteLru(settings.label_sets.memory_bytes)
         self._identity: EncoderIdentity | None = None
         self._started = False
@@ -151,7 +155,9 @@ class Ingress:
         Raises `ConfigError` naming file and line of a label that can't be scored.
         """
         await self._meet_encoder()
-        await self.classify(ClassifyQuery((WARM_UP_TEXT,), True, LabelSet.of(WARM_UP_LABELS), True, False, None))
+        first = ClassifyQuery((WARM_UP_TEXT,), True, LabelSet.of(WARM_UP_LABELS), True, False, None)
+        for name in self._models:
+            await self.classify(replace(first, model=name))
         for file, definition in self._listed:
             await self._register(file, definition)
         self._started = True
@@ -194,19 +200,28 @@ class Ingress:
             "limits": self._settings.limits.model_dump(),
         }
 
+    def models_info(self) -> dict[str, Any]:
+        """The heads that are served, by name; the default one first."""
+        self._known_identity()
+        models = [
+            {"name": name, "fingerprint": fingerprint, "default": name == self._name}
+            for name, fingerprint in self._fingerprints.items()
+        ]
+        return {"models": models}
+
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         """The JSON answer to a good request.
 
-        Raises `InputError` for a text or label without tokens, the batcher's errors (queue full, deadline passed), and
-        `FingerprintMismatchError` when a rollout came between its texts.
+        Raises `InputError` for a text or label without tokens, `UnknownModelError`, the batcher's errors (queue full,
+        deadline passed), and `FingerprintMismatchError` when a rollout came between its texts.
         """
         self._known_identity()
-        windowed = await self._tokenize(query, self._reading(query))
+        windowed = await self._tokenize(query)
         items = self._items(query, windowed)
         answers = await self._batcher.submit(items, deadline_s=self._settings.batching.request_timeout_s)
         for answer in answers:
             check_fingerprint("one of the texts' scores", answers[0].fingerprint, answer.fingerprint)
-        model = {"name": self._model.config.name, "fingerprint": answers[0].fingerprint}
+        model = {"name": query.model or self._name, "fingerprint": answers[0].fingerprint}
         return response_json(query, windowed, answers, model)
 
     def predict_label_set(self) -> str | None:
@@ -222,7 +237,7 @@ class Ingress:
         of texts are under way at a time, and none after the generator is closed.
         """
         self._known_identity()
-        windowed = await self._tokenize(query, self._reading(query))
+        windowed = await self._tokenize(query)
         items = self._items(query, windowed)
         reports: dict[int, LabelReport] = {}
         fingerprint: str | None = None
@@ -232,7 +247,7 @@ class Ingress:
                 check_fingerprint("one of the texts' scores", fingerprint, answer.fingerprint)
                 reports[i] = answer.report
                 yield {"index": i, **result_json(query, i, windowed[i], answer)}
-        model = {"name": self._model.config.name, "fingerprint": fingerprint}
+        model = {"name": query.model or self._name, "fingerprint": fingerprint}
         yield summary_json(query, windowed, [reports[i] for i in range(len(items))], model)
 
     async def label_set(self, set_id: str, *, tenant: str | None = None) -> Definition:
@@ -269,12 +284,18 @@ class Ingress:
     async def _report(self, labels: LabelSet, tenant: str | None) -> LabelReport:
         """What to tell of a set whose labels are encoded by now. A lost or changing replica is tried once more."""
         try:
-            return await self._warm(self._known_identity().fingerprint, labels, tenant)
+            return await self._warm_heads(labels, tenant)
         except FingerprintMismatchError:
             await self._meet_encoder()
         except ReplicaLostError:
             pass
-        return await self._warm(self._known_identity().fingerprint, labels, tenant)
+        return await self._warm_heads(labels, tenant)
+
+    async def _warm_heads(self, labels: LabelSet, tenant: str | None) -> LabelReport:
+        """The default head's report, once every head has the labels encoded."""
+        self._known_identity()
+        own, *_ = await asyncio.gather(*(self._warm(f, labels, tenant) for f in self._fingerprints.values()))
+        return own
 
     async def _register(self, file: LabelFile, definition: Definition) -> None:
         """Has a set of the settings encoded, and known to this replica for good, also while the store is down."""
@@ -291,21 +312,12 @@ class Ingress:
                 logger.warning("label_sets.warm: %s: %s", file.place(tuple(warning["loc"])), warning["message"])
         self._label_sets.pin(definition)
 
-    def _reading(self, query: ClassifyQuery) -> LongText:
-        return LongText.of(
-            query.long_text,
-            query.window_stride,
-            self._settings.limits.max_windows,
-            window_tokens=self._model.tokenizer.window_tokens,
-        )
-
-    def _template(self, query: ClassifyQuery) -> str | None:
-        """The caller's own template, None where it is the model's: both then are the same labels, kept once."""
-        template = query.label_template
-        if template is None or template == self._model.config.label_template:
-            return None
-        self._model.tokenizer.check_label_template(template)
-        return template
+    def _head(self, query: ClassifyQuery) -> ServedModel:
+        if query.model is None:
+            return self._model
+        if query.model not in self._models:
+            raise UnknownModelError(query.model, list(self._models))
+        return self._models[query.model]
 
     async def _submit(self, item: _Item) -> Answer:
         [answer] = await self._batcher.submit([item], deadline_s=self._settings.batching.request_timeout_s)
@@ -316,25 +328,29 @@ class Ingress:
         return self._settings.batching.max_batch_texts * (self._slots() + 1)
 
     def _items(self, query: ClassifyQuery, windowed: Sequence[Windowed]) -> list[_Item]:
-        template, question = self._template(query), self._question(query)
+        head, name = self._head(query), query.model or self._name
+        template, question = _template(query, head), _question(query, head)
         shared = _Candidates(query.labels, template, query.tenant, query.keep_labels)
         items = []
         for i, (text, windows) in enumerate(zip(query.texts, windowed, strict=True)):
             candidates, number = shared, None
             if query.text_labels:
                 candidates, number = replace(shared, labels=query.labels_of(i)), i
-            items.append(_Item(text, query.window_stride, windows.tokenized.tokens, candidates, question, number))
+            items.append(_Item(text, query.window_stride, windows.tokenized.tokens, candidates, question, name, number))
         return items
 
-    def _question(self, query: ClassifyQuery) -> Question:
-        check_multi_label(query.multi_label, self._model.config)
-        in_windows = query.long_text == "window"  # the best label's matches say which window is the best
-        return Question(0, 0, query.explain or in_windows, query.top_k, query.multi_label, query.thresholds)
+    async def _tokenize(self, query: ClassifyQuery) -> list[Windowed]:
+        tokenizer = self._head(query).tokenizer
+        reading = LongText.of(
+            query.long_text,
+            query.window_stride,
+            self._settings.limits.max_windows,
+            window_tokens=tokenizer.window_tokens,
+        )
 
-    async def _tokenize(self, query: ClassifyQuery, reading: LongText) -> list[Windowed]:
         def work() -> list[Windowed]:
             try:
-                windowed = reading.read(self._model.tokenizer, query.texts)
+                windowed = reading.read(tokenizer, query.texts)
             except InputError as error:
                 raise (InputError(error.message, ("text",)) if query.single else error) from error
             if len(windowed.tokenized.tokens) == len(windowed):
@@ -346,26 +362,50 @@ class Ingress:
         return work()
 
     async def _dispatch(self, items: Sequence[_Item], info: BatchInfo) -> Sequence[Answer | BaseException]:
-        """An answer for each item, or its error. Idempotent work: a lost or changing replica is tried once more."""
+        """An answer for each item, or its error; each head's items are sent by themselves, and encoded together."""
+        by_head: dict[str, list[int]] = {}
+        for i, item in enumerate(items):
+            by_head.setdefault(item.head, []).append(i)
+        parts = await asyncio.gather(
+            *(self._dispatch_head(name, [items[i] for i in of_head], info) for name, of_head in by_head.items()),
+            return_exceptions=True,
+        )
+        answers: dict[int, Answer | BaseException] = {}
+        for of_head, part in zip(by_head.values(), parts, strict=True):
+            answers |= zip(of_head, [part] * len(of_head) if isinstance(part, BaseException) else part, strict=True)
+        return [answers[i] for i in range(len(items))]
+
+    async def _dispatch_head(
+        self, name: str, items: Sequence[_Item], info: BatchInfo
+    ) -> Sequence[Answer | BaseException]:
+        """As above, of one head. Idempotent work: a lost or changing replica is tried once more."""
         try:
-            return await self._dispatch_once(items, info)
+            return await self._dispatch_once(name, items, info)
         except FingerprintMismatchError:
             await self._meet_encoder()
         except ReplicaLostError:
             pass
-        return await self._dispatch_once(items, info)
+        return await self._dispatch_once(name, items, info)
 
-    async def _dispatch_once(self, items: Sequence[_Item], info: BatchInfo) -> Sequence[Answer | BaseException]:
-        fingerprint = self._known_identity().fingerprint
-        firsts: dict[int, _Item] = {}
-        for row, item in zip(info.rows, items, strict=True):
-            firsts.setdefault(row, item)
-        documents = [firsts[row].tokens for row in range(len(firsts))]
+    async def _dispatch_once(
+        self, name: str, items: Sequence[_Item], info: BatchInfo
+    ) -> Sequence[Answer | BaseException]:
+        self._known_identity()
+        fingerprint = self._fingerprints[name]
+        rows: dict[tuple[str, str, int, int | None], int] = {}
+        documents: list[TokenBatch] = []
+        for item in items:
+            if rows.setdefault(item.identity, len(rows)) == len(documents):
+                documents.append(item.tokens)
         tokens = TokenBatch.concat(documents)
         owned: dict[_Candidates, int] = {}
         questions = tuple(
-            replace(item.question, document=row, labels=owned.setdefault(item.candidates, len(owned)))
-            for row, item in zip(info.rows, items, strict=True)
+            replace(
+                item.question,
+                document=rows[item.identity],
+                labels=owned.setdefault(item.candidates, len(owned)),
+            )
+            for item in items
         )
         scored = await self._send(
             ScoreBatch(
@@ -398,8 +438,25 @@ class Ingress:
 
     async def _meet_encoder(self) -> None:
         identity = await self._describe()
-        check_fingerprint("the encoder", self._model.fingerprint(identity.backbone), identity.fingerprint)
-        self._identity = identity
+        fingerprints = {name: model.fingerprint(identity.backbone) for name, model in self._models.items()}
+        for fingerprint in fingerprints.values():
+            identity.check_serves(fingerprint)
+        self._identity, self._fingerprints = identity, fingerprints
+
+
+def _template(query: ClassifyQuery, head: ServedModel) -> str | None:
+    """The caller's own template, None where it is the head's: both then are the same labels, kept once."""
+    template = query.label_template
+    if template is None or template == head.config.label_template:
+        return None
+    head.tokenizer.check_label_template(template)
+    return template
+
+
+def _question(query: ClassifyQuery, head: ServedModel) -> Question:
+    check_multi_label(query.multi_label, head.config)
+    in_windows = query.long_text == "window"  # the best label's matches say which window is the best
+    return Question(0, 0, query.explain or in_windows, query.top_k, query.multi_label, query.thresholds)
 
 
 def _placed(answer: Answer | TokenAlignError, item: _Item) -> Answer | TokenAlignError:

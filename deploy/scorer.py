@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deploy.label_cache.cache import LabelCache, Variant
+from deploy.label_cache.cache import LabelCache, ListMemory, Variant
 from deploy.label_cache.codec import LabelRows
 from deploy.label_cache.lru import ByteLru
 from deploy.label_cache.metrics import LOOKUP_SECONDS, cache_readings, store_readings
@@ -19,7 +19,7 @@ from deploy.label_cache.stats import CacheStats
 from deploy.label_cache.store import Store
 from deploy.label_lint import near_duplicates
 from deploy.label_sets import LABEL_BYTES
-from deploy.model import ServedModel
+from deploy.model import Models, ServedModel, served_models
 from deploy.settings import Settings
 from deploy.telemetry import NoSink, Reading, Sink
 from deploy.wire import (
@@ -38,6 +38,8 @@ from deploy.wire import (
     check_fingerprint,
 )
 from deploy.workers import PriorityWorker, available_cores
+from tokenalign.backbone import BackboneIdentity
+from tokenalign.config import MultiLabelCalibration
 from tokenalign.errors import FingerprintMismatchError, InputError, TokenAlignError
 from tokenalign.labels import LabelSet
 from tokenalign.results import (
@@ -80,15 +82,31 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Head:
+    """A head, ready to score with."""
+
+    served: ServedModel
+    aligner: Aligner
+
+    @classmethod
+    def of(cls, served: ServedModel) -> "_Head":
+        return cls(served, Aligner(served.head, served.config.temperature))
+
+    def projected(self, rows: EncodedRows) -> NDArray[Any]:
+        """`[tokens, width]` rows behind the head's projection, wherever that runs."""
+        if rows.projected:
+            return rows.values
+        return self.aligner.project(torch.from_numpy(rows.values.astype(np.float32)), "rows")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Model:
-    """What this replica holds for the encoder that it works with."""
+    """What this replica holds for one head on the encoder that it works with."""
 
-    identity: EncoderIdentity
+    head: _Head
+    backbone: BackboneIdentity
+    fingerprint: str
     cache: LabelCache
-
-    @property
-    def fingerprint(self) -> str:
-        return self.identity.fingerprint
 
 
 class Scorer:
@@ -104,7 +122,7 @@ class Scorer:
         encode: Encode,
         describe: Describe,
         store: Store | None,
-        model: ServedModel | None = None,
+        model: ServedModel | Models | None = None,
         sink: Sink | None = None,
     ) -> None:
         self._settings = settings
@@ -113,13 +131,13 @@ class Scorer:
         self._store = store
         self._sink = sink or NoSink()
         self._stats = CacheStats()
-        self._served = model or ServedModel.load(settings.model)
+        self._heads = [_Head.of(served) for served in served_models(settings.model, model).values()]
         torch.set_num_threads(settings.threads.scorer or available_cores())
-        self._aligner = Aligner(self._served.head, self._served.config.temperature)
         self._worker = PriorityWorker("scorer")
         self._label_sets: ByteLru[bytes, LabelSet] = ByteLru(REMEMBERED_LABEL_BYTES)
-        self._known: OrderedDict[tuple[LabelSet, str | None, str | None], _Known] = OrderedDict()
-        self._model: _Model | None = None
+        self._known: OrderedDict[tuple[str, LabelSet, str | None, str | None], _Known] = OrderedDict()
+        self._memory: ListMemory = ByteLru(settings.label_cache.memory_bytes)
+        self._models: dict[str, _Model] = {}  # by fingerprint, that with the default head first
         self._meeting = asyncio.Lock()
 
     async def start(self) -> None:
@@ -128,13 +146,21 @@ class Scorer:
 
     async def close(self) -> None:
         """Finishes writes to the label store, closes it, and ends the computing thread."""
-        if self._model is not None:
-            await self._model.cache.close()
+        await self.drain()
+        for model in list(self._models.values())[:1]:  # all have the same store
+            await model.cache.close()
         self._worker.stop()
 
+    async def drain(self) -> None:
+        """Returns once no look-up of labels and no write to the label store is under way."""
+        for model in self._models.values():
+            await model.cache.drain()
+
     async def describe(self) -> str:
-        """The fingerprint of the model that this replica scores with."""
-        return (await self._current()).fingerprint
+        """The fingerprint of the model that this replica scores with, that of its default head."""
+        if not self._models:
+            await self._meet_encoder()
+        return next(iter(self._models))
 
     def stats(self) -> CacheStats:
         """What the label cache did since this replica started, whatever models it has served."""
@@ -151,10 +177,7 @@ class Scorer:
         The documents are encoded while their labels are looked up. Raises `FingerprintMismatchError` when the batch, or
         what the encoder gives for it, is of another model than this replica's, and `ReplicaLostError`.
         """
-        model = await self._current()
-        if batch.fingerprint != model.fingerprint:
-            model = await self._meet_encoder()
-        check_fingerprint("the batch of questions", model.fingerprint, batch.fingerprint)
+        model = await self._of(batch.fingerprint, "the batch of questions")
         rows, sides = await asyncio.gather(
             self._rows(model, batch.documents),
             asyncio.gather(*(self._side(model, asked) for asked in batch.label_sets)),
@@ -167,11 +190,8 @@ class Scorer:
 
         Raises `InputError` at a label without a token, and `FingerprintMismatchError` for a caller of another model.
         """
-        model = await self._current()
-        if fingerprint != model.fingerprint:
-            model = await self._meet_encoder()
-        check_fingerprint("the label set", model.fingerprint, fingerprint)
-        known = await self._know(labels, None, tenant)
+        model = await self._of(fingerprint, "the label set")
+        known = await self._know(model, AskedLabels(PackedLabels.of(labels), None, tenant), labels)
         kept = await model.cache.keep(labels.descriptions, tenant)
         told = {int(w["loc"][1]) for w in known.warnings if w["type"] == "indistinguishable"}
         threshold = self._settings.label_sets.near_duplicate_similarity
@@ -179,33 +199,41 @@ class Scorer:
         near = await asyncio.to_thread(near_duplicates, labels, kept.rows, threshold, told)
         return LabelReport(kept.hits, (*known.warnings, *near))
 
-    async def _current(self) -> _Model:
-        return self._model or await self._meet_encoder()
+    async def _of(self, fingerprint: str, what: str) -> _Model:
+        """The model with that fingerprint; an unknown one has the encoder asked what it serves now."""
+        if fingerprint not in self._models:
+            await self._meet_encoder()
+        if fingerprint not in self._models:
+            raise FingerprintMismatchError(what, next(iter(self._models))[:12], fingerprint[:12])
+        return self._models[fingerprint]
 
-    async def _meet_encoder(self) -> _Model:
-        """Ask the encoder what it serves; a new encoder gets a cache under its own fingerprint."""
+    async def _meet_encoder(self) -> None:
+        """Ask the encoder what it serves; each head on a new encoder gets a cache under its own fingerprint."""
         async with self._meeting:
             identity = await self._describe()
-            fingerprint = self._served.fingerprint(identity.backbone)
-            check_fingerprint("the encoder", fingerprint, identity.fingerprint)
-            if self._model is None or self._model.fingerprint != fingerprint:
-                self._model = _Model(identity, self._open_cache(identity))
-            return self._model
+            models: dict[str, _Model] = {}
+            for head in self._heads:
+                fingerprint = head.served.fingerprint(identity.backbone)
+                identity.check_serves(fingerprint)
+                models[fingerprint] = self._models.get(fingerprint) or _Model(
+                    head, identity.backbone, fingerprint, self._open_cache(head, identity.backbone, fingerprint)
+                )
+            self._models = models
 
-    def _open_cache(self, identity: EncoderIdentity) -> LabelCache:
+    def _open_cache(self, head: _Head, backbone: BackboneIdentity, fingerprint: str) -> LabelCache:
         options = self._settings.label_cache
 
         async def encode(descriptions: list[str]) -> LabelRows:
             # For this cache's model and no newer one, whose rows would be kept under the wrong name.
-            return await self._encode_labels(identity.fingerprint, descriptions, None)
+            return await self._encode_labels(head, fingerprint, descriptions, None)
 
         return LabelCache(
             self._store,
             encode,
-            width=self._served.config.width,
-            fingerprint=self._served.label_fingerprint(identity.backbone),
+            width=head.served.config.width,
+            fingerprint=head.served.label_fingerprint(backbone),
             namespace=options.namespace,
-            memory_bytes=options.memory_bytes,
+            memory=self._memory,
             secret=options.signing_key.read("label_cache.signing_key").encode() if options.signing_key else None,
             ttl_s=options.ttl_s,
             ttl_jitter=options.ttl_jitter,
@@ -234,7 +262,7 @@ class Scorer:
 
     async def _kept_side(self, model: _Model, asked: AskedLabels) -> _Side:
         labels = self._unpack(asked.labels)
-        known = await self._know(labels, asked.template, asked.tenant)
+        known = await self._know(model, asked, labels)
         started = time.perf_counter()
         variant = None if asked.template is None else self._variant(model, asked.template)
         cached = await model.cache.get(labels.descriptions, asked.tenant, variant)
@@ -245,21 +273,19 @@ class Scorer:
     async def _passing_side(self, model: _Model, asked: AskedLabels) -> _Side:
         """The label side of a set of which nothing may stay."""
         labels = asked.labels.unpack()
-        known = await self._worker.run(lambda: self._read(labels, asked.template))
-        rows = await self._encode_labels(model.fingerprint, list(labels.descriptions), asked.template)
+        known = await self._worker.run(lambda: _read(model.head, labels, asked.template))
+        rows = await self._encode_labels(model.head, model.fingerprint, list(labels.descriptions), asked.template)
         return _Side(labels, known, LabelQueries(rows.values, rows.lengths), LabelReport(0, known.warnings))
 
     def _variant(self, model: _Model, template: str) -> Variant:
         """Rows of descriptions in another template: what a head with that template of its own would make and keep."""
-        served, fingerprint = self._served, model.fingerprint
+        served = model.head.served
 
         async def encode(descriptions: list[str]) -> LabelRows:
-            return await self._encode_labels(fingerprint, descriptions, template)
+            return await self._encode_labels(model.head, model.fingerprint, descriptions, template)
 
         config = served.config.model_copy(update={"label_template": template})
-        return Variant(
-            label_fingerprint(config, model.identity.backbone, served.tokenizer.digest, served.head_digest), encode
-        )
+        return Variant(label_fingerprint(config, model.backbone, served.tokenizer.digest, served.head_digest), encode)
 
     def _unpack(self, packed: PackedLabels) -> LabelSet:
         labels = self._label_sets.get(packed.key)
@@ -268,33 +294,27 @@ class Scorer:
             self._label_sets.put(packed.key, labels, len(packed.data) + LABEL_BYTES * len(labels.descriptions))
         return labels
 
-    async def _know(self, labels: LabelSet, template: str | None, tenant: str | None) -> _Known:
+    async def _know(self, model: _Model, asked: AskedLabels, labels: LabelSet) -> _Known:
         """The tokens and warnings of a label set; `InputError` at the label that has no token.
 
         Remembered for each tenant by itself: a quick answer would tell one what another has asked.
         """
-        key = (labels, template, tenant)
+        key = (model.fingerprint, labels, asked.template, asked.tenant)
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
-        known = await self._worker.run(lambda: self._read(labels, template))
+        known = await self._worker.run(lambda: _read(model.head, labels, asked.template))
         self._known[key] = known
         while len(self._known) > REMEMBERED_SETS:
             self._known.popitem(last=False)
         return known
 
-    def _read(self, labels: LabelSet, template: str | None) -> _Known:
-        try:
-            tokenized = self._served.tokenizer.labels(labels.descriptions, template=template)
-        except InputError as error:
-            if error.loc[:1] != ("labels",):
-                raise
-            raise InputError(error.message, labels.location(int(error.loc[-1]))) from error
-        return _Known(tokenized, tuple(label_warnings(labels, tokenized)))
-
-    async def _encode_labels(self, fingerprint: str, descriptions: list[str], template: str | None) -> LabelRows:
+    async def _encode_labels(
+        self, head: _Head, fingerprint: str, descriptions: list[str], template: str | None
+    ) -> LabelRows:
         """Fresh label rows: tokenised here, encoded there in chunks behind documents, contextualised here."""
-        tokens = (await self._worker.run(lambda: self._served.tokenizer.labels(descriptions, template=template))).tokens
+        tokenizer = head.served.tokenizer
+        tokens = (await self._worker.run(lambda: tokenizer.labels(descriptions, template=template))).tokens
         chunks, encoded = _chunks(tokens, self._settings.batching.max_batch_tokens), []
         for chunk in chunks:
             rows = await self._encode(EncodeBatch.of(fingerprint, chunk, Priority.LABELS))
@@ -302,23 +322,17 @@ class Scorer:
             encoded.append(rows)
 
         def contextualise() -> LabelQueries:
-            parts = [chunk.with_values(self._projected(rows)) for chunk, rows in zip(chunks, encoded, strict=True)]
-            return self._aligner.label_queries(TokenBatch.concat(parts))
+            parts = [chunk.with_values(head.projected(rows)) for chunk, rows in zip(chunks, encoded, strict=True)]
+            return head.aligner.label_queries(TokenBatch.concat(parts))
 
         queries = await self._worker.run(contextualise)
         return LabelRows(queries.values, queries.lengths)
 
-    def _projected(self, rows: EncodedRows) -> NDArray[Any]:
-        """`[tokens, width]` rows behind the head's projection, wherever that runs."""
-        if rows.projected:
-            return rows.values
-        return self._aligner.project(torch.from_numpy(rows.values.astype(np.float32)), "rows")
-
     def _answer(
         self, model: _Model, rows: EncodedRows, batch: ScoreBatch, sides: Sequence[_Side | TokenAlignError]
     ) -> list[Answer | TokenAlignError]:
-        tokens = TokenBatch(self._projected(rows), rows.lengths, batch.keep)
-        keys = self._aligner.document_keys(tokens).merged(batch.counts)
+        tokens = TokenBatch(model.head.projected(rows), rows.lengths, batch.keep)
+        keys = model.head.aligner.document_keys(tokens).merged(batch.counts)
         answers: dict[int, Answer | TokenAlignError] = {}
         for s, side in enumerate(sides):
             asked = {q: question for q, question in enumerate(batch.questions) if question.labels == s}
@@ -334,15 +348,16 @@ class Scorer:
         """An answer for each question about one label set; raises what concerns all of them."""
         if isinstance(side, TokenAlignError):
             raise side
-        logits = self._aligner.logits(side.labels, side.queries, keys.select([q.document for q in asked]))
-        scores = self._scores(logits, asked)
+        aligner = model.head.aligner
+        logits = aligner.logits(side.labels, side.queries, keys.select([q.document for q in asked]))
+        scores = _scores(logits, asked, model.head.served.config.multi_label)
         orders = ranking(logits, None).astype(np.int32)
         answers: list[Answer] = []
         for row, question in enumerate(asked):
             order = orders[row, : question.top_k]
             document = keys.slice(question.document) if question.explain else None
             alignments = tuple(
-                self._aligner.align(side.labels, label, side.known.tokenized, side.queries, document)
+                aligner.align(side.labels, label, side.known.tokenized, side.queries, document)
                 for label in explained_labels(order, question.explain)
                 if document is not None
             )
@@ -359,15 +374,25 @@ class Scorer:
             )
         return answers
 
-    def _scores(self, logits: FloatArray, asked: Sequence[Question]) -> FloatArray:
-        """`[questions, labels]`: a softmax over the labels, or independent scores where a question asks for them."""
-        scores = softmax(logits)
-        independent = [row for row, question in enumerate(asked) if question.multi_label]
-        if independent:
-            calibration = self._served.config.multi_label
-            assert calibration is not None  # noqa: S101  the ingress has the same model, and refused the request
-            scores[independent] = independent_scores(logits[independent], calibration)
-        return scores
+
+def _read(head: _Head, labels: LabelSet, template: str | None) -> _Known:
+    try:
+        tokenized = head.served.tokenizer.labels(labels.descriptions, template=template)
+    except InputError as error:
+        if error.loc[:1] != ("labels",):
+            raise
+        raise InputError(error.message, labels.location(int(error.loc[-1]))) from error
+    return _Known(tokenized, tuple(label_warnings(labels, tokenized)))
+
+
+def _scores(logits: FloatArray, asked: Sequence[Question], calibration: MultiLabelCalibration | None) -> FloatArray:
+    """`[questions, labels]`: a softmax over the labels, or independent scores where a question asks for them."""
+    scores = softmax(logits)
+    independent = [row for row, question in enumerate(asked) if question.multi_label]
+    if independent:
+        assert calibration is not None  # noqa: S101  the ingress has the same model, and refused the request
+        scores[independent] = independent_scores(logits[independent], calibration)
+    return scores
 
 
 def _chunks(tokens: TokenBatch, max_tokens: int) -> list[TokenBatch]:

@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -59,6 +59,18 @@ class Secret(_Section):
         return value
 
 
+class HeadSettings(_Section):
+    """Another head on the same encoder: as in `ModelSettings`, where each of these is of the default head."""
+
+    id_or_path: str = Field(min_length=1)
+    revision: str | None = None
+    config_overrides: dict[str, Any] = Field(default_factory=dict)
+    tensor_overrides: dict[str, str] = Field(default_factory=dict)
+
+
+_HeadName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")]
+
+
 class ModelSettings(_Section):
     """Which head and encoder are served.
 
@@ -67,6 +79,7 @@ class ModelSettings(_Section):
     device, dtype: of the encoder; "auto" is cuda, mps or cpu, and bfloat16, float16 or float32 there
     project_on_encoder: send projected rows (width of the head) instead of token states (width of the encoder)
     config_overrides, tensor_overrides: for a head that another program wrote
+    heads: others on the same encoder, by the name with which a request asks for one as its `model`
     """
 
     id_or_path: str | None = None
@@ -79,6 +92,7 @@ class ModelSettings(_Section):
     project_on_encoder: bool = True
     config_overrides: dict[str, Any] = Field(default_factory=dict)
     tensor_overrides: dict[str, str] = Field(default_factory=dict)
+    heads: dict[_HeadName, HeadSettings] = Field(default_factory=dict)
 
 
 class BatchingSettings(_Section):

@@ -35,11 +35,18 @@ class Priority(IntEnum):
 class EncoderIdentity:
     """What an encoder replica serves, told once to those that send to it.
 
-    backbone: what its numbers depend on; fingerprint: of the whole model as the encoder sees it
+    backbone: what its numbers depend on; fingerprint: of the whole model as the encoder sees it, with its default head
+    others: fingerprints of the models that its other heads make of the same encoder
     """
 
     backbone: BackboneIdentity
     fingerprint: str
+    others: tuple[str, ...] = ()
+
+    def check_serves(self, fingerprint: str) -> None:
+        """Raise `FingerprintMismatchError` unless the encoder serves that model."""
+        if fingerprint not in self.others:
+            check_fingerprint("the encoder", fingerprint, self.fingerprint)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

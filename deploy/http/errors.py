@@ -1,7 +1,8 @@
 """One table from exceptions to HTTP: status, type, and what the caller is told."""
 
 import math
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,18 @@ class BodyTooLargeError(TokenAlignError):
 
 class NotServedError(TokenAlignError):
     """What a request names is not served here."""
+
+
+class UnknownModelError(TokenAlignError):
+    """A request asks for a head by a name that none has."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(name, tuple(known))
+        self.name, self.known = name, tuple(known)
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.known[:20]) + (", …" if len(self.known) > 20 else "")
+        return f"model: none is called {reprlib.repr(self.name)}; there is {shown} (GET /v1/models lists them)"
 
 
 class NotReadyError(TokenAlignError):
@@ -58,6 +71,8 @@ def to_http(error: BaseException) -> HttpError:
             return HttpError(422, "invalid_input", str(error), error.loc)
         case NotServedError():
             return HttpError(404, "not_served", str(error))
+        case UnknownModelError():
+            return HttpError(404, "unknown_model", str(error), ("model",))
         case BodyTooLargeError():
             return HttpError(413, "body_too_large", str(error))
         case OversizedRequestError():

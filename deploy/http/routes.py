@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from deploy.http.answers import answer, error_response, json_response
 from deploy.http.dialects import hugging_face, open_inference, rerank_apis, text_embeddings_inference
@@ -26,6 +27,7 @@ from deploy.http.schemas import (
     LabelSetDefinitionSchema,
     LabelSetRequest,
     LabelSetSchema,
+    ModelsSchema,
     label_set_id,
     parse_classify,
     parse_label_set,
@@ -78,6 +80,9 @@ class Service(Protocol):
     def model_info(self) -> dict[str, Any]:
         """What is served, for `GET /v1/model`; `NotReadyError` before it is known."""
 
+    def models_info(self) -> dict[str, Any]:
+        """The heads that are served, for `GET /v1/models`; `NotReadyError` before they are known."""
+
 
 def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | None = None) -> FastAPI:
     """The ASGI application; without `tenants` all callers share what is cached and kept."""
@@ -104,6 +109,10 @@ def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | N
     async def model() -> Response:
         return await answer(_model(service))
 
+    @app.get("/v1/models", summary="All heads that are served", response_model=ModelsSchema, responses=_answers(503))
+    async def models() -> Response:
+        return await answer(_models(service))
+
     @app.post(
         "/v1/classify",
         summary="Score texts against labels",
@@ -116,6 +125,9 @@ def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | N
     )
     async def classify(request: Request) -> Response:
         return await answer(_classify(service, request, limits, tenants.of(request)))
+
+    # FastAPI documents it; it is served without FastAPI's own work, of which a route that reads its body needs nothing.
+    app.router.routes.insert(0, Route("/v1/classify", classify, methods=["POST"], include_in_schema=False))
 
     @app.post(
         "/v1/label-sets",
@@ -205,6 +217,10 @@ async def _model(service: Service) -> dict[str, Any]:
     return service.model_info()
 
 
+async def _models(service: Service) -> dict[str, Any]:
+    return service.models_info()
+
+
 async def _on_error(_: Request, error: Exception) -> Response:
     return error_response(error)
 
@@ -213,7 +229,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405 in our shape."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = (error.headers if isinstance(error, HTTPException) else None) or {}
-    paths = "POST /v1/classify, POST /v1/label-sets, GET /v1/model, GET /health/live, GET /health/ready, GET /docs"
+    posts, gets = "/v1/classify /v1/label-sets", "/v1/model /v1/models /health/live /health/ready /docs"
+    paths = ", ".join([f"POST {path}" for path in posts.split()] + [f"GET {path}" for path in gets.split()])
     words = {
         404: ("not_found", f"nothing is at this path; there is {paths}"),
         405: ("method_not_allowed", f"{request.method} is not served at this path; there is {paths}"),
@@ -230,7 +247,7 @@ def _body(request: type[BaseModel]) -> dict[str, Any]:
 
 def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     meaning = {
-        404: "No label set has this id; post its labels again.",
+        404: "No label set has this id, so post its labels again; or no model has this name.",
         409: "The label set is named in the settings.",
         413: "The body is over the limit.",
         422: "A value of the request is not acceptable; `loc` names it.",

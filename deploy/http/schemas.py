@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from deploy.http.limits import json_type
-from deploy.label_sets import ID_FORM, Definition
-from deploy.settings import LimitSettings
+from deploy.label_cache.lru import ByteLru
+from deploy.label_sets import ID_FORM, LABEL_BYTES, Definition
+from deploy.settings import MIB, LimitSettings
 from deploy.wire import NO_THRESHOLDS, Answer, LabelReport
 from tokenalign.abstention import Thresholds
 from tokenalign.errors import InputError
@@ -69,6 +70,8 @@ _Template = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string", "pattern
 
 MAX_NAME_CHARS = 200
 
+_seen: ByteLru[tuple[int | str, ...], LabelSet] = ByteLru(16 * MIB)
+
 
 class ClassifyRequest(BaseModel):
     """Texts and the labels to choose from. Exactly one of `text` and `texts`, and one of `labels` and `label_set`.
@@ -125,6 +128,7 @@ class ClassifyRequest(BaseModel):
     window_stride: _Count = Field(
         default=None, description="Tokens from one window's start to the next's; null is half a window."
     )
+    model: _Name = Field(default=None, description="One of GET /v1/models by its name; null is the default one.")
 
 
 class LabelSetRequest(BaseModel):
@@ -168,6 +172,7 @@ class ClassifyQuery:
     window_stride: int | None = None
     text_labels: tuple[LabelSet, ...] = ()
     keep_labels: bool = True
+    model: str | None = None
 
     def labels_of(self, text: int) -> LabelSet:
         """The candidates of text number `text`."""
@@ -227,6 +232,7 @@ def parse_classify(body: dict[str, Any], limits: LimitSettings, known: LabelSet 
         long_text=long_text.mode,
         window_stride=long_text.stride,
         text_labels=sets if known is None and has_label_sets(request.labels) else (),
+        model=None if request.model is None else check_text(request.model, ("model",), MAX_NAME_CHARS, "name"),
     )
 
 
@@ -290,7 +296,14 @@ def _check_explain(value: object) -> Explain:
 
 
 def _check_labels(labels: object, texts: int, fewest: int, limits: LimitSettings) -> tuple[LabelSet, ...]:
-    return label_sets(labels, texts, min_labels=fewest, max_labels=limits.max_labels, max_chars=limits.max_text_chars)
+    """The label sets; the same list of strings again, which many callers send, is known by comparing alone."""
+    key = (limits.max_text_chars, *labels) if isinstance(labels, list) and set(map(type, labels)) == {str} else None
+    if key is not None and (known := _seen.get(key)) is not None:
+        return (LabelSet.of(known, min_labels=fewest, max_labels=limits.max_labels),)
+    sets = label_sets(labels, texts, min_labels=fewest, max_labels=limits.max_labels, max_chars=limits.max_text_chars)
+    if key is not None:
+        _seen.put(key, sets[0], sum(map(len, sets[0].names)) + LABEL_BYTES * len(sets[0]))
+    return sets
 
 
 def _check_template(template: object) -> str | None:
@@ -466,6 +479,14 @@ class UsageSchema(_Answered):
 class ModelSchema(_Answered):
     name: str
     fingerprint: str = Field(description="Changes with anything that a score depends on.")
+
+
+class ListedModelSchema(ModelSchema):
+    default: bool = Field(description="Whether it answers requests that name no model.")
+
+
+class ModelsSchema(_Answered):
+    models: list[ListedModelSchema] = Field(description="The default one first.")
 
 
 class ClassifyResponse(_Answered):

@@ -98,6 +98,10 @@ class _Held:
     upkeep: _Upkeep
 
 
+ListMemory = ByteLru[str, _Held]
+"""Whole lists in memory; caches of several models may share one, since the keys name the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """What a look-up gives to everybody who waits for it, in canonical order."""
@@ -137,6 +141,7 @@ class LabelCache:
         fingerprint: str,
         namespace: str = "tokenalign",
         memory_bytes: int = 256 * 2**20,
+        memory: ListMemory | None = None,
         secret: bytes | None = None,
         ttl_s: float = 7 * 24 * 3600.0,
         ttl_jitter: float = 0.1,
@@ -153,6 +158,7 @@ class LabelCache:
 
         store: None keeps whole lists in memory and nothing else
         width, fingerprint: the length of a row, and the name of all that rows depend on
+        memory: to be used instead of one of `memory_bytes`
         secret: with one, entries that weren't written with it are refused
         ttl_jitter: the fraction by which a life may be shorter than `ttl_s`, so that not all end at once
         store_budget_s: what the store may add to one request
@@ -181,7 +187,7 @@ class LabelCache:
         self._own = Variant(fingerprint, encode)
         self._ttl_s, self._store_retry_s = ttl_s, store_retry_s
         self._clock = clock
-        self._memory: ByteLru[str, _Held] = ByteLru(memory_bytes)
+        self._memory: ListMemory = ByteLru(memory_bytes) if memory is None else memory
         self._lists: dict[str, asyncio.Task[_Found]] = {}
         self._labels: Flights[Landed] = Flights()
         self._background = Background(MAX_BACKGROUND)

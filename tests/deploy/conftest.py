@@ -17,7 +17,7 @@ from deploy.http.routes import build_http_app
 from deploy.http.tenants import Tenants
 from deploy.ingress import Ingress
 from deploy.label_cache import MemoryStore, Store
-from deploy.model import ServedModel
+from deploy.model import Models, ServedModel
 from deploy.scorer import Scorer
 from deploy.settings import ModelSettings, Settings
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, LabelReport, ScoreBatch, ScoredBatch
@@ -126,7 +126,7 @@ class Stack:
     failures: errors that the next sends end with, the first one first
     """
 
-    def __init__(self, model: ServedModel, settings: Settings, store: Store | None) -> None:
+    def __init__(self, model: ServedModel | Models, settings: Settings, store: Store | None) -> None:
         self.settings = settings
         self.store = store
         self.slots = 2
@@ -166,8 +166,7 @@ class Stack:
 
     async def drain(self) -> None:
         """Returns once the label cache has nothing under way."""
-        if self.scorer._model is not None:
-            await self.scorer._model.cache.drain()
+        await self.scorer.drain()
 
     @property
     def waiting_texts(self) -> int:
@@ -234,7 +233,7 @@ def run_stack() -> RunStack:
 
     @asynccontextmanager
     async def run(
-        of: Pair | ServedModel, /, *, store: Store | str | None = "memory", start: bool = True, **sections: Any
+        of: Pair | ServedModel | Models, /, *, store: Store | str | None = "memory", start: bool = True, **sections: Any
     ) -> AsyncIterator[Stack]:
         served = of.served if isinstance(of, Pair) else of
         opened = MemoryStore(64 * MIB) if isinstance(store, str) else store

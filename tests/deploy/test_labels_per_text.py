@@ -93,9 +93,10 @@ class TestPerText:
     def test_the_limit_is_of_each_list(self) -> None:
         """Each list may have as many labels as a request's one list."""
         limits = LimitSettings(max_labels=2)
-        body = {"texts": ["a", "b"], "labels": [["a", "b"], ["c", "d"]]}
+        lists = [["a", "b"], ["c", "d"]]
+        body = {"texts": ["a", "b"], "labels": lists}
         assert len(parse_classify(body, limits).text_labels) == 2
-        body["labels"][1].append("e")  # type: ignore[union-attr]  # it is the list above
+        lists[1].append("e")
         with pytest.raises(InputError, match="3 labels given, at most 2 allowed") as caught:
             parse_classify(body, limits)
         assert caught.value.loc == ("labels", 1)
@@ -128,12 +129,12 @@ class TestNothingKept:
         query = ClassifyQuery(("card twice", "cash"), False, labels, "all", True, None, keep_labels=False)
         async with run_stack(bert, store=store) as stack:
             await stack.drain()
-            held = len(stack.scorer._model.cache._memory)
+            held = len(stack.scorer._memory)
             store.keys.clear()
             passing = [await stack.ingress.classify(query) for _ in range(2)]
             await stack.drain()
             assert store.keys == []
-            assert len(stack.scorer._model.cache._memory) == held
+            assert len(stack.scorer._memory) == held
             assert [answer["usage"]["labels_cached"] for answer in passing] == [0, 0]
             assert len([batch for batch in stack.encoded if batch.priority is Priority.LABELS]) == 2
             kept = await stack.ingress.classify(replace(query, keep_labels=True))
