@@ -1,10 +1,10 @@
 """From work to response: JSON out, and every error through the one table, in the shape of whoever asked."""
 
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import orjson
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
@@ -27,10 +27,8 @@ async def answer(work: Awaitable[Any], shape: ErrorShape = HttpError.body) -> Re
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """The response with `value` as JSON; ValueError for what is none."""
-    # NaN is no JSON: better an error than an answer that strict readers can't read.
-    content = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return Response(content, status, headers, media_type="application/json")
+    """The response with `value` as JSON. Numbers must be finite, as all scores are: NaN would become null."""
+    return Response(orjson.dumps(value), status, headers, media_type="application/json")
 
 
 def error_response(error: Exception, shape: ErrorShape = HttpError.body) -> Response:
