@@ -146,6 +146,7 @@ class Ingress:
             max_batch_items=batching.max_batch_texts,
             max_queue_items=batching.max_queue_texts,
             max_queue_tokens=batching.max_queue_tokens,
+            max_wait_s=batching.max_queue_wait_s,
             slots=slots,
         )
 
@@ -223,6 +224,10 @@ class Ingress:
             check_fingerprint("one of the texts' scores", answers[0].fingerprint, answer.fingerprint)
         model = {"name": query.model or self._name, "fingerprint": answers[0].fingerprint}
         return response_json(query, windowed, answers, model)
+
+    def logit_scale(self, model: str) -> float:
+        """What a mean of cosines is multiplied with to be a logit of the head with that name."""
+        return self._models[model].logit_scale
 
     def predict_label_set(self) -> str | None:
         """The id of the label set that the settings name for `/predict`, None where they name none."""

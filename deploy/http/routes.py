@@ -71,6 +71,9 @@ class Service(Protocol):
     async def delete_label_set(self, set_id: str, *, tenant: str | None) -> None:
         """Returns once the store has no label set with that id."""
 
+    def logit_scale(self, model: str) -> float:
+        """What a mean of cosines is multiplied with to be a logit of the head with that name."""
+
     def predict_label_set(self) -> str | None:
         """The id of the label set that the settings name for `/predict`, None where they name none."""
 

@@ -246,10 +246,10 @@ class InferenceRequest:
             outputs=_outputs(fields, parameters.flag(_BINARY_OUTPUT)),
         )
 
-    def call(self) -> Call:
-        """The request in native terms."""
+    def call(self, model: str) -> Call:
+        """The request in native terms, to the head with that name."""
         labels = list(self.labels.values) if len(self.labels.shape) == 1 else self.labels.rows()
-        return Call({"texts": list(self.text.values), "labels": labels, **self.options}, self.place)
+        return Call({"texts": list(self.text.values), "labels": labels, "model": model, **self.options}, self.place)
 
     def place(self, native: Loc) -> Loc:
         """Where in this request stands what has a place in the native one."""
@@ -318,7 +318,7 @@ async def _model_metadata(native: Native, name: str) -> dict[str, Any]:
 async def _infer(native: Native, request: Request, name: str) -> Response:
     _served(native, name)
     asked = InferenceRequest.of(await native.read(request), request.headers.get(HEADER_LENGTH))
-    answered = await native.ask(request, asked.call())
+    answered = await native.ask(request, asked.call(name))
     outputs, tail = [], b""
     for tensor in asked.tensors(answered["results"]):
         if asked.outputs[tensor.name]:
@@ -336,9 +336,9 @@ async def _infer(native: Native, request: Request, name: str) -> Response:
 
 
 def _served(native: Native, name: str) -> None:
-    served = native.service.model_info()["name"]
-    if name != served:
-        raise NotServedError(f"no model {reprlib.repr(name)} is served here; there is {served}")
+    served = native.models()
+    if name not in served:
+        raise NotServedError(f"no model {reprlib.repr(name)} is served here; there is {', '.join(served)}")
 
 
 def _id(fields: Fields) -> str | None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from deploy.http.answers import answer
 from deploy.http.dialects.fields import Fields, array, string
 from deploy.http.dialects.reranking import Ranked, ranking, rerank_call
-from deploy.http.dialects.seam import Native, Place, error_answers, json_body
+from deploy.http.dialects.seam import Native, error_answers, json_body
 from deploy.http.errors import HttpError
 from deploy.http.limits import json_type
 from tokenalign.errors import InputError, Loc
@@ -155,33 +155,32 @@ class RerankQuery:
 
 async def _rerank_v2(native: Native, request: Request) -> dict[str, Any]:
     query = RerankQuery.of(await native.read_json(request), with_documents=False)
-    answered, info = await _ask(native, request, query)
-    return _answer(query, answered, info, "2")
+    answered, _ = await _ask(native, request, query, "2")
+    return answered
 
 
 async def _rerank_v1(native: Native, request: Request) -> dict[str, Any]:
     query = RerankQuery.of(await native.read_json(request), with_documents=True)
-    answered, info = await _ask(native, request, query)
-    usage = {"total_tokens": answered["usage"]["text_tokens"]}
-    return {"model": answered["model"]["name"], "usage": usage, **_answer(query, answered, info, "1")}
+    answered, model = await _ask(native, request, query, "1")
+    usage = {"total_tokens": answered["meta"]["tokens"]["input_tokens"]}
+    return {"model": model, "usage": usage, **answered}
 
 
-async def _ask(native: Native, request: Request, query: RerankQuery) -> tuple[dict[str, Any], dict[str, Any]]:
-    place: Place = query.place
-    answered = await native.ask(request, rerank_call(query.query, query.documents, place))
-    return answered, native.service.model_info()
-
-
-def _answer(query: RerankQuery, answered: dict[str, Any], info: dict[str, Any], version: str) -> dict[str, Any]:
-    ranked = ranking(answered["results"], info["logit_scale"])[: query.top_n]
+async def _ask(native: Native, request: Request, query: RerankQuery, version: str) -> tuple[dict[str, Any], str]:
+    """What both versions answer, and the name of the model that did."""
+    served = native.models()
+    model = query.model if query.model in served else None
+    answered = await native.ask(request, rerank_call(query.query, query.documents, query.place, model))
+    name: str = answered["model"]["name"]
     meta: dict[str, Any] = {
         "api_version": {"version": version},
         "tokens": {"input_tokens": answered["usage"]["text_tokens"]},
     }
-    warnings = _warnings(query, answered)
+    warnings = _warnings(query, answered, served)
     if warnings:
         meta["warnings"] = warnings
-    return {"id": str(uuid4()), "results": [_result(query, document) for document in ranked], "meta": meta}
+    ranked = ranking(answered["results"], native.service.logit_scale(name))[: query.top_n]
+    return {"id": str(uuid4()), "results": [_result(query, document) for document in ranked], "meta": meta}, name
 
 
 def _result(query: RerankQuery, document: Ranked) -> dict[str, Any]:
@@ -191,7 +190,7 @@ def _result(query: RerankQuery, document: Ranked) -> dict[str, Any]:
     return result
 
 
-def _warnings(query: RerankQuery, answered: dict[str, Any]) -> list[str]:
+def _warnings(query: RerankQuery, answered: dict[str, Any], served: Sequence[str]) -> list[str]:
     """What was not done as asked, in sentences: what was cut, and by which model."""
     found = [f"query: {warning['message']}" for warning in answered["warnings"]]
     for i, result in enumerate(answered["results"]):
@@ -207,9 +206,8 @@ def _warnings(query: RerankQuery, answered: dict[str, Any]) -> list[str]:
             f"max_tokens_per_doc: documents were cut at {used:,} tokens, the model's own limit, "
             f"not at {query.max_tokens_per_doc:,}"
         )
-    served = answered["model"]["name"]
-    if query.model is not None and query.model != served:
-        found.append(f"model: {served} answered; no other model is served here")
+    if query.model is not None and query.model not in served:
+        found.append(f"model: {served[0]} answered, since none of that name is served; there is {', '.join(served)}")
     return found
 
 
@@ -235,7 +233,7 @@ def _documented(*, with_documents: bool) -> dict[str, Any]:
         "properties": {
             "model": {
                 "type": ["string", "null"],
-                "description": "Another name than the served model's gives a warning.",
+                "description": "One of GET /v1/models; another name gives a warning.",
             },
             "query": {"type": "string", "description": "It is not kept in the label store."},
             "documents": {"type": "array", "items": _DOCUMENT, "minItems": 1},

@@ -31,9 +31,9 @@ class Ranked:
         return min(1.0, max(0.0, self.relevance))
 
 
-def rerank_call(query: str, documents: Sequence[str], place: Place, **options: Any) -> Call:
+def rerank_call(query: str, documents: Sequence[str], place: Place, model: str | None = None) -> Call:
     """The reranking request in native terms. A query is asked once, so it leaves nothing in the store."""
-    body = {"texts": list(documents), "labels": [query], "return_logits": True, **options}
+    body = {"texts": list(documents), "labels": [query], "return_logits": True, "model": model}
     return Call(body, place, keep_labels=False)
 
 

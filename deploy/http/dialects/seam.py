@@ -38,8 +38,11 @@ class Service(Protocol):
     async def ready(self) -> None:
         """Returns when requests can be answered; else raises `NotReadyError`."""
 
-    def model_info(self) -> dict[str, Any]:
-        """What is served, for `GET /v1/model`; `NotReadyError` before it is known."""
+    def models_info(self) -> dict[str, Any]:
+        """The heads that are served, for `GET /v1/models`; `NotReadyError` before they are known."""
+
+    def logit_scale(self, model: str) -> float:
+        """What a mean of cosines is multiplied with to be a logit of the head with that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,10 @@ class Native:
     async def read_json(self, request: Request) -> dict[str, Any]:
         """The request's JSON object."""
         return parse_json_object(await self.read(request))
+
+    def models(self) -> list[str]:
+        """The names of the heads that are served, the default one first; `NotReadyError` before they are known."""
+        return [model["name"] for model in self.service.models_info()["models"]]
 
     async def ask(self, request: Request, call: Call) -> dict[str, Any]:
         """The native answer; errors are those of the native route, their places in the dialect's terms."""

@@ -128,15 +128,15 @@ async def _rerank(native: Native, request: Request) -> Any:
     texts = strings(fields.required("texts", "the texts as a list of strings"), fields.at("texts"))
     return_text, options = fields.flag("return_text"), _Options.of(fields)
     call = rerank_call(query, texts, _RERANK_PLACE)
-    results = (await native.ask(request, call))["results"]
-    options.check(results, call)
+    answered = await native.ask(request, call)
+    options.check(answered["results"], call)
     return [
         {
             "index": document.index,
             **({"text": texts[document.index]} if return_text else {}),
             "score": document.logit if options.raw_scores else document.score,
         }
-        for document in ranking(results, native.service.model_info()["logit_scale"])
+        for document in ranking(answered["results"], native.service.logit_scale(answered["model"]["name"]))
     ]
 
 

@@ -51,6 +51,9 @@ class FakeService:
         self._give()
         return {"id": Definition.of(labels, name).set_id}, True
 
+    def logit_scale(self, model: str) -> float:
+        return 1.0
+
     def predict_label_set(self) -> str | None:
         return None
 

@@ -1,7 +1,7 @@
 """Fixtures for the dialects: the tiny BERT with a configured label set, and a service without a model."""
 
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,12 @@ class EchoService:
         return {
             "results": [self._result(query, i, text) for i, text in enumerate(query.texts)],
             "warnings": [],
-            "model": {"name": "echo", "fingerprint": "0" * 64},
+            "model": {"name": query.model or "echo", "fingerprint": "0" * 64},
             "usage": {"text_tokens": sum(map(len, query.texts)), "labels": 1, "labels_cached": 0},
         }
+
+    async def classify_stream(self, query: ClassifyQuery) -> AsyncGenerator[dict[str, Any], None]:
+        yield await self.classify(query)
 
     def _result(self, query: ClassifyQuery, i: int, text: str) -> dict[str, Any]:
         names = query.labels_of(i).names
@@ -69,7 +72,13 @@ class EchoService:
             raise self.failure
 
     def model_info(self) -> dict[str, Any]:
-        return {"name": "echo", "logit_scale": SCALE}
+        return {"name": "echo"}
+
+    def models_info(self) -> dict[str, Any]:
+        return {"models": [{"name": "echo", "default": True}, {"name": "team/other", "default": False}]}
+
+    def logit_scale(self, model: str) -> float:
+        return SCALE
 
 
 def _number(text: str, name: str) -> float:

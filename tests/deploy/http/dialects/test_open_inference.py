@@ -251,7 +251,16 @@ class TestErrors:
             response = await echo.request(method, f"/v2/models/{name}{end}")
             assert response.status_code == 404, response.text
             assert response.json().keys() == {"error"}
-            assert response.json()["error"].endswith("is served here; there is echo")
+            assert response.json()["error"].endswith("is served here; there is echo, team/other")
+
+
+async def test_the_model_of_the_path_is_asked(echo: httpx.AsyncClient, service: Any) -> None:
+    """Each head has paths of its own, also one whose name has a slash in it."""
+    for name in ("echo", "team/other"):
+        response = await echo.post(f"/v2/models/{name}/infer", json=body())
+        assert response.json()["model_name"] == service.queries[-1].model == name
+        assert (await echo.get(f"/v2/models/{name}")).json()["name"] == name
+        assert (await echo.get(f"/v2/models/{name}/ready")).json()["name"] == name
 
 
 class TestMetadata:

@@ -245,3 +245,16 @@ async def test_the_query_stays_out_of_the_store(echo: httpx.AsyncClient, service
     [query] = service.queries
     assert query.labels.names == (QUERY,)
     assert query.keep_labels is False
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+async def test_the_model_that_is_named_is_asked(echo: httpx.AsyncClient, service: Any, path: str) -> None:
+    """A head that is served is asked by its name; for another name the default one answers, and a warning says so."""
+    answer = (await echo.post(path, json=body_of(path, model="team/other"))).json()
+    assert service.queries[-1].model == "team/other"
+    assert "warnings" not in answer["meta"]
+    answer = (await echo.post(path, json=body_of(path, model="rerank-v3.5"))).json()
+    assert service.queries[-1].model is None
+    assert answer["meta"]["warnings"] == [
+        "model: echo answered, since none of that name is served; there is echo, team/other"
+    ]
