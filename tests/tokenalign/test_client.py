@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -716,6 +716,12 @@ class FakeService:
 
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         return answer(*query.texts)
+
+    async def classify_stream(self, query: ClassifyQuery) -> AsyncGenerator[dict[str, Any], None]:
+        whole = answer(*query.texts)
+        for i, result in enumerate(whole.pop("results")):
+            yield {"index": i, **result}
+        yield whole
 
     async def add_label_set(
         self, labels: LabelSet, name: str | None, *, tenant: str | None = None

@@ -28,6 +28,7 @@ class ClassifyOptions(TypedDict, total=False):
     min_margin: float | None
     long_text: Literal["truncate", "window", "error"]
     window_stride: int | None
+    label_template: str | None
     model: str | None
 
 
