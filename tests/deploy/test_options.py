@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from deploy.http.schemas import ClassifyResponse, ResultSchema
 from deploy.wire import Priority
 from tokenalign.client.answers import classification
 
@@ -106,6 +107,9 @@ async def test_answers_are_the_librarys(served: Stack, pair: Any, name: str) -> 
     expected = pair.classifier(TEXTS, options.pop("labels"), **options)
     assert_same(as_library(answer), without_warnings(expected))
     assert answer["warnings"] == expected[0]["warnings"]
+    documented = ClassifyResponse.model_validate(answer)
+    assert all(result.keys() <= ResultSchema.model_fields.keys() for result in answer["results"])
+    assert [result.label for result in documented.results] == [result["label"] for result in expected]
 
 
 async def test_neighbours_in_a_batch_ask_differently(served: Stack, pair: Any, until: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 from deploy.http.errors import to_http
 from deploy.http.schemas import ClassifyQuery, ClassifyRequest, parse_classify
 from deploy.settings import LimitSettings
+from tokenalign.abstention import Thresholds
 from tokenalign.errors import InputError
 
 LIMITS = LimitSettings(max_texts=3, max_labels=4, max_text_chars=20)
@@ -30,6 +31,17 @@ class TestGood:
         """Every key of a request arrives."""
         labels = ["a", {"name": "b"}, {"name": "c", "description": "C"}, {"name": "d", "description": ["D", "DD"]}]
         query = parse(text=..., texts=["x", "y"], labels=labels, explain="all", return_logits=True, top_k=2)
+        more = parse(
+            multi_label=True,
+            min_score=0.5,
+            min_margin=0,
+            label_template="a {label}",
+            long_text="window",
+            window_stride=3,
+            model="other",
+        )
+        assert (more.multi_label, more.thresholds, more.label_template) == (True, Thresholds(0.5, 0.0), "a {label}")
+        assert (more.long_text, more.window_stride, more.model, more.keep_labels) == ("window", 3, "other", True)
         assert (query.texts, query.single) == (("x", "y"), False)
         assert query.labels.descriptions == ("a", "b", "C", "D", "DD")
         assert (query.explain, query.return_logits, query.top_k) == ("all", True, 2)
@@ -146,7 +158,7 @@ def test_bad_requests_are_named(changes: dict[str, Any], loc: tuple[str | int, .
     assert caught.value.loc == loc
 
 
-@pytest.mark.parametrize("key", ["text", "texts", "labels", "explain", "return_logits", "top_k", "k" * 10_000])
+@pytest.mark.parametrize("key", [*ClassifyRequest.model_fields, "k" * 10_000])
 @pytest.mark.parametrize("value", ["9" * 100_000, ["x"] * 100_000, {"k" * 100_000: 1}, 10**4_000, [["\ud800"]]])
 def test_an_error_never_sends_a_large_value_back(key: str, value: Any) -> None:
     """However large a wrong value is, the error about it is short, and can be encoded."""
@@ -160,7 +172,7 @@ def test_an_error_never_sends_a_large_value_back(key: str, value: Any) -> None:
     assert len(body) < 1_000
 
 
-@pytest.mark.parametrize("key", ["text", "texts", "labels", "explain", "return_logits", "top_k", "other"])
+@pytest.mark.parametrize("key", [*ClassifyRequest.model_fields, "other"])
 @pytest.mark.parametrize("depth", [1, 100, 900])
 def test_a_deep_value_is_refused_like_a_flat_one(key: str, depth: int) -> None:
     """Lists within lists are of the wrong type, at any depth that the JSON parser lets through."""
