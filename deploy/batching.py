@@ -18,6 +18,9 @@ from typing import Generic, TypeVar
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
+WAIT_PER_OWN_TIME = 4.0
+MIN_RETRY_AFTER_S = 0.1
+
 logger = logging.getLogger(__name__)
 
 
@@ -27,15 +30,25 @@ class BatcherError(Exception):
 
 @dataclass(eq=False)
 class QueueFull(BatcherError):  # noqa: N818 - asyncio's word for it
-    """Nothing of the request was queued; it may be sent again after about `retry_after_s`."""
+    """Nothing of the request was queued; it may be sent again after about `retry_after_s`.
+
+    wait_s: how long a request would wait now, at the pace of late; None where room is what is lacking
+    """
 
     queued_items: int
     queued_tokens: int
     max_queue_items: int
     max_queue_tokens: int
     retry_after_s: float
+    wait_s: float | None = None
+    max_wait_s: float | None = None
 
     def __str__(self) -> str:
+        if self.wait_s is not None:
+            return (
+                f"the queue is too slow: {self.queued_items} items wait, which takes about {self.wait_s:.1f} s "
+                f"(max_wait_s={self.max_wait_s}); send again in {self.retry_after_s:.1f} s"
+            )
         return (
             f"no room in the queue: it holds {self.queued_items} items (max_queue_items={self.max_queue_items}) and "
             f"{self.queued_tokens} tokens (max_queue_tokens={self.max_queue_tokens}); "
@@ -207,15 +220,19 @@ class _Pace:
         self._tokens = 0.0
         self._seconds = 0.0
 
+    @property
+    def known(self) -> bool:
+        return self._tokens > 0
+
     def record(self, tokens: int, seconds: float) -> None:
         self._tokens = 0.9 * self._tokens + tokens
         self._seconds = 0.9 * self._seconds + seconds
 
     def seconds_for(self, tokens: int, in_flight: int) -> float:
-        """When so many tokens will be served at this pace, between 0.1 and 60 s; 1 s before there is a pace."""
-        if self._tokens <= 0:
+        """How long so many tokens take at this pace, at most 60 s; 1 s before there is a pace."""
+        if not self.known:
             return 1.0
-        return min(60.0, max(0.1, tokens * self._seconds / self._tokens / max(1, in_flight)))
+        return min(60.0, tokens * self._seconds / self._tokens / max(1, in_flight))
 
 
 class MicroBatcher(Generic[ItemT, ResultT]):
@@ -227,6 +244,8 @@ class MicroBatcher(Generic[ItemT, ResultT]):
     max_batch_tokens   of a batch when padded; an item that has more by itself goes alone
     max_batch_items    of a batch, equal ones counted
     max_queue_items    and max_queue_tokens: what may wait before `submit` raises QueueFull
+    max_wait_s         so does a queue of more than a batch that takes longer, so that under overload who gets in is
+                       served soon; a request that takes long by itself may wait longer, in proportion
     slots              how many batches may be in flight, asked before each take; may be 0 for a while
     max_age_s          items that waited longer go before items that are nearer to the oldest one's length
     max_padding_share  of a padded batch; 1.0 where the encoder doesn't pad, and a batch is what its tokens are
@@ -247,6 +266,7 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         max_queue_items: int,
         max_queue_tokens: int,
         slots: Callable[[], int],
+        max_wait_s: float | None = None,
         max_age_s: float = 1.0,
         max_padding_share: float = 0.5,
         slot_poll_s: float = 0.05,
@@ -263,6 +283,8 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         self._dispatch = dispatch
         self._weight = weight
         self._identity = identity
+        self._max_batch_items = max_batch_items
+        self._max_wait_s = max_wait_s
         self._max_queue_items = max_queue_items
         self._max_queue_tokens = max_queue_tokens
         self._slots = slots
@@ -291,6 +313,31 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         """Batches that were sent and have not come back."""
         return len(self._sends)
 
+    def check_room(self, items: int, tokens: int = 0) -> None:
+        """Raises what `submit` would raise at once for so much; without `tokens`, before they are counted."""
+        if items > self._max_queue_items or tokens > self._max_queue_tokens:
+            raise OversizedRequestError(
+                f"a request of {items} items and {tokens} tokens exceeds max_queue_items={self._max_queue_items} or "
+                f"max_queue_tokens={self._max_queue_tokens}; send it in parts"
+            )
+        wait_s = self._pace.seconds_for(self.queued_tokens, self.in_flight)
+        refusal = QueueFull(
+            self.queued_items,
+            self.queued_tokens,
+            self._max_queue_items,
+            self._max_queue_tokens,
+            max(wait_s, MIN_RETRY_AFTER_S),
+        )
+        if self.queued_items + items > self._max_queue_items or self.queued_tokens + tokens > self._max_queue_tokens:
+            raise refusal
+        if self._max_wait_s is None or self.queued_items <= self._max_batch_items or not self._pace.known:
+            return
+        mean_tokens = self.queued_tokens / self.queued_items
+        own_s = self._pace.seconds_for(tokens or round(items * mean_tokens), self.in_flight)
+        if wait_s > self._max_wait_s + WAIT_PER_OWN_TIME * own_s:
+            refusal.wait_s, refusal.max_wait_s = wait_s, self._max_wait_s
+            raise refusal
+
     def notify(self) -> None:
         """Asks for the slots again now, for an owner who knows that they changed."""
         self._wake.set()
@@ -307,7 +354,7 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         if not items:
             return []
         priced = [self._price(item) for item in items]
-        self._check_room(len(priced), sum(weight for _, weight, _ in priced))
+        self.check_room(len(priced), sum(weight for _, weight, _ in priced))
         now = self._clock()
         request: _Request[ResultT] = _Request(
             range(self._next_number, self._next_number + len(priced)), deadline_s, now
@@ -343,18 +390,6 @@ class MicroBatcher(Generic[ItemT, ResultT]):
             raise ValueError(f"an item has weight={weight}; it must be at least 0 tokens")
         hash(identity)
         return item, weight, identity
-
-    def _check_room(self, items: int, tokens: int) -> None:
-        if items > self._max_queue_items or tokens > self._max_queue_tokens:
-            raise OversizedRequestError(
-                f"a request of {items} items and {tokens} tokens exceeds max_queue_items={self._max_queue_items} or "
-                f"max_queue_tokens={self._max_queue_tokens}; send it in parts"
-            )
-        if self.queued_items + items > self._max_queue_items or self.queued_tokens + tokens > self._max_queue_tokens:
-            retry_after_s = self._pace.seconds_for(self.queued_tokens, self.in_flight)
-            raise QueueFull(
-                self.queued_items, self.queued_tokens, self._max_queue_items, self._max_queue_tokens, retry_after_s
-            )
 
     async def _outcome(self, request: _Request[ResultT], deadline_s: float | None) -> list[ResultT]:
         """The queued request's results; it leaves nothing behind, however it ends."""

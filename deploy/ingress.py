@@ -217,6 +217,7 @@ class Ingress:
         deadline passed), and `FingerprintMismatchError` when a rollout came between its texts.
         """
         self._known_identity()
+        self._batcher.check_room(len(query.texts))  # before the work of reading them: under overload most are refused
         windowed = await self._tokenize(query)
         items = self._items(query, windowed)
         answers = await self._batcher.submit(items, deadline_s=self._settings.batching.request_timeout_s)

@@ -606,6 +606,34 @@ async def test_a_full_queue_refuses_at_once_and_whole(limit: dict[str, Any]) -> 
         assert not {"x0", "x1"} & {text for sent in encoder.sent for text in sent.texts}
 
 
+async def test_a_slow_queue_refuses_what_would_wait_too_long() -> None:
+    """Past max_wait_s at the measured pace a request is refused; a batch may wait, and who takes long himself."""
+    owner, encoder = Owner(), Encoder()
+    async with batching(encoder, owner, max_batch_items=2, max_queue_items=99, max_wait_s=1.0) as batcher:
+        first = start(batcher, [item("measured", 100)])
+        await until(lambda: len(encoder.running) == 1)
+        owner.now += 10.0  # 10 tokens a second
+        encoder.running[0].finish()
+        await first
+        busy = start(batcher, [item("busy")])
+        await until(lambda: len(encoder.running) == 1)
+        waiting = [start(batcher, items("w", 20, 20)), start(batcher, [item("v", 20)])]
+        await settle()
+        assert batcher.queued_items == 3  # the second came while no more than a batch waited
+        with pytest.raises(QueueFull) as refused:
+            await batcher.submit([item("x", 1)], deadline_s=None)
+        assert (refused.value.wait_s, refused.value.max_wait_s) == (pytest.approx(6.0), 1.0)
+        assert refused.value.retry_after_s == pytest.approx(6.0)
+        assert "max_wait_s=1.0" in str(refused.value)
+        with pytest.raises(QueueFull):
+            batcher.check_room(1, 12)  # 1.2 s by itself: 1.0 + 4 x 1.2 is less than 6.0
+        batcher.check_room(1, 13)
+        batcher.check_room(1)  # 20 tokens, as those that wait have in the mean
+        encoder.at_once = True
+        encoder.running[0].finish()
+        await asyncio.gather(busy, *waiting)
+
+
 async def test_retry_after_follows_the_measured_pace() -> None:
     """The estimate is the queued tokens at the pace of the recent batches, within 0.1 to 60 s."""
     owner, encoder = Owner(), Encoder()
