@@ -243,6 +243,7 @@ class Ingress:
         of texts are under way at a time, and none after the generator is closed.
         """
         self._known_identity()
+        self._batcher.check_room(1)  # as above
         windowed = await self._tokenize(query)
         items = self._items(query, windowed)
         reports: dict[int, LabelReport] = {}
@@ -330,8 +331,8 @@ class Ingress:
         return answer
 
     def _ahead(self) -> int:
-        """How many texts of a stream may be under way: one batch more than there are slots for."""
-        return self._settings.batching.max_batch_texts * (self._slots() + 1)
+        """How many texts of a stream may be under way: what keeps the slots busy, and leaves the queue to others."""
+        return self._settings.batching.max_batch_texts * max(1, self._slots())
 
     def _items(self, query: ClassifyQuery, windowed: Sequence[Windowed]) -> list[_Item]:
         head, name = self._head(query), query.model or self._name
