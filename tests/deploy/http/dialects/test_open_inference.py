@@ -1,14 +1,21 @@
 """The open inference protocol: health, metadata, and inference with tensors of strings, as JSON and in binary."""
 
+import asyncio
 import json
 import struct
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deploy.http.dialects.tensors import HEADER_LENGTH
 from deploy.http.errors import NotReadyError
+from deploy.http.routes import build_http_app
+from deploy.settings import LimitSettings
+
+LIMITS = LimitSettings(max_texts=4, max_labels=6, max_text_chars=200, max_body_bytes=8_192)
 
 TEXTS = ["card payment was charged twice", "cash not received"]
 LABELS = ["not received", "card payment", "cash declined"]
@@ -167,6 +174,27 @@ class TestBinary:
         response = await post_binary(echo, "/v2/models/echo/infer", body(labels=labels), tail)
         assert response.status_code == 422, response.text
         assert response.json()["error"].startswith(message)
+
+    def test_any_bytes(self, service: Any) -> None:
+        """Whatever stands behind the JSON, and whatever its size is said to be: an answer or a 422."""
+        app = build_http_app(service, LIMITS)
+
+        async def post(sizes: tuple[int, int], tail: bytes) -> httpx.Response:
+            inputs = [binary(name, b"", [2]) for name in ("text", "labels")]
+            for tensor, size in zip(inputs, sizes, strict=True):
+                tensor["parameters"]["binary_data_size"] = size
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+                return await post_binary(client, "/v2/models/echo/infer", {"inputs": inputs}, tail)
+
+        strings = st.lists(st.binary(max_size=4), max_size=3).map(lambda values: packed(*values))
+        tails = st.binary(max_size=24) | strings
+
+        @given(tails, tails, st.integers(-2, 2), st.integers(-2, 2))
+        def check(text: bytes, labels: bytes, more: int, less: int) -> None:
+            response = asyncio.run(post((len(text) + more, len(labels) + less), text + labels))
+            assert response.status_code in (200, 422), response.text
+
+        check()
 
     @pytest.mark.parametrize("length", ["-1", "x", "1e3", "99999999", "²", "9" * 5_000])
     async def test_a_length_of_the_json_that_is_none(self, echo: httpx.AsyncClient, length: str) -> None:
