@@ -8,6 +8,7 @@ A batch is formed when it can leave, not before: under load batches grow by them
 import asyncio
 import contextvars
 import logging
+import math
 import operator
 import time
 from bisect import bisect_right
@@ -169,9 +170,8 @@ class _Batch(Generic[ItemT, ResultT]):
 class _Queue(Generic[ItemT, ResultT]):
     """What waits, in order of arrival, and the choice of what goes next: one sort of the queue for a batch."""
 
-    def __init__(self, max_batch_tokens: int, max_batch_items: int, max_padding_share: float, max_age_s: float) -> None:
+    def __init__(self, max_batch_tokens: int, max_padding_share: float, max_age_s: float) -> None:
         self._max_batch_tokens = max_batch_tokens
-        self._max_batch_items = max_batch_items
         self._max_padding_share = max_padding_share
         self._max_age_s = max_age_s
         self._entries: dict[int, _Entry[ItemT, ResultT]] = {}
@@ -184,13 +184,17 @@ class _Queue(Generic[ItemT, ResultT]):
         self._entries[entry.number] = entry
         self.tokens += entry.weight
 
+    def oldest_since(self) -> float:
+        """When the oldest item came; there must be one."""
+        return next(iter(self._entries.values())).request.since
+
     def discard(self, numbers: Iterable[int]) -> None:
         """Takes out those of the numbers that still wait."""
         for number in numbers:
             if (entry := self._entries.pop(number, None)) is not None:
                 self.tokens -= entry.weight
 
-    def take(self, now: float) -> _Batch[ItemT, ResultT] | None:
+    def take(self, now: float, max_items: int) -> _Batch[ItemT, ResultT] | None:
         """The next batch, no longer waiting, or None where nobody waits: the oldest item and what fits it best.
 
         That is the nearest in length, overdue items before others, so that little is padding and none waits for ever.
@@ -206,7 +210,7 @@ class _Queue(Generic[ItemT, ResultT]):
 
         batch = _Batch(oldest, self._max_batch_tokens, self._max_padding_share)
         for entry in sorted(others[:overdue], key=length_gap) + sorted(others[overdue:], key=length_gap):
-            if len(batch.entries) == self._max_batch_items:
+            if len(batch.entries) == max_items:
                 break
             batch.add_if_it_fits(entry)
         self.discard(entry.number for entry in batch.entries)
@@ -246,6 +250,10 @@ class MicroBatcher(Generic[ItemT, ResultT]):
     max_queue_items    and max_queue_tokens: what may wait before `submit` raises QueueFull
     max_wait_s         so does a queue of more than a batch that takes longer, so that under overload who gets in is
                        served soon; a request that takes long by itself may wait longer, in proportion
+    min_share_items    what waits is spread over the free slots, in batches of at least so many items, so that one batch
+                       is computed while another is on its way; None fills one batch after the other
+    linger_s           items that are fewer than the batches in flight have wait so long for company: they would take a
+                       slot, and only wait elsewhere
     slots              how many batches may be in flight, asked before each take; may be 0 for a while
     max_age_s          items that waited longer go before items that are nearer to the oldest one's length
     max_padding_share  of a padded batch; 1.0 where the encoder doesn't pad, and a batch is what its tokens are
@@ -267,6 +275,8 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         max_queue_tokens: int,
         slots: Callable[[], int],
         max_wait_s: float | None = None,
+        min_share_items: int | None = None,
+        linger_s: float = 0.0,
         max_age_s: float = 1.0,
         max_padding_share: float = 0.5,
         slot_poll_s: float = 0.05,
@@ -290,8 +300,12 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         self._slots = slots
         self._slot_poll_s = slot_poll_s
         self._clock = clock
-        self._queue: _Queue[ItemT, ResultT] = _Queue(max_batch_tokens, max_batch_items, max_padding_share, max_age_s)
+        self._queue: _Queue[ItemT, ResultT] = _Queue(max_batch_tokens, max_padding_share, max_age_s)
         self._pace = _Pace()
+        self._linger_s = linger_s
+        self._min_share_items = max_batch_items if min_share_items is None else min_share_items
+        self._items_in_flight = 0
+        self._lingering: asyncio.TimerHandle | None = None
         self._next_number = 0
         self._requests: set[_Request[ResultT]] = set()
         self._sends: set[asyncio.Task[None]] = set()
@@ -429,19 +443,34 @@ class MicroBatcher(Generic[ItemT, ResultT]):
 
     def _fill_slots(self) -> None:
         try:
-            while self._queue and self.in_flight < self._slots() and self._send_next():
-                pass
+            while self._queue and (free := self._slots() - self.in_flight) > 0:
+                if self._lingers() or not self._send_next(free):
+                    break
             self._stuck = False
         except Exception:
             if not self._stuck:  # said once, not at every poll
                 logger.exception("no batch could be taken; trying again every slot_poll_s=%s", self._slot_poll_s)
             self._stuck = True
 
-    def _send_next(self) -> bool:
-        """Whether there was a batch to send."""
-        now = self._clock()
-        if (batch := self._queue.take(now)) is None:
+    def _lingers(self) -> bool:
+        """Whether what waits had better wait for company: batches keep the encoder busy, and it is less than they."""
+        if not self._sends or self.queued_items >= min(self._items_in_flight / self.in_flight, self._max_batch_items):
             return False
+        left_s = self._queue.oldest_since() + self._linger_s - self._clock()
+        if left_s <= 0:
+            return False
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._lingering = asyncio.get_running_loop().call_later(left_s, self._wake.set)
+        return True
+
+    def _send_next(self, free: int) -> bool:
+        """Whether there was a batch to send: an even share of what waits for each of the `free` slots."""
+        now = self._clock()
+        share = max(self._min_share_items, math.ceil(self.queued_items / free))
+        if (batch := self._queue.take(now, min(self._max_batch_items, share))) is None:
+            return False
+        self._items_in_flight += len(batch.entries)
         info = BatchInfo(
             queued_items=self.queued_items,
             queued_tokens=self.queued_tokens,
@@ -452,7 +481,7 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         )
         send = asyncio.get_running_loop().create_task(self._send(batch, info), context=contextvars.Context())
         self._sends.add(send)
-        send.add_done_callback(self._sent)
+        send.add_done_callback(lambda send: self._sent(send, len(batch.entries)))
         return True
 
     async def _send(self, batch: _Batch[ItemT, ResultT], info: BatchInfo) -> None:
@@ -475,8 +504,9 @@ class MicroBatcher(Generic[ItemT, ResultT]):
             else:
                 entry.request.deliver(entry.number, outcome)
 
-    def _sent(self, send: asyncio.Task[None]) -> None:
+    def _sent(self, send: asyncio.Task[None], items: int) -> None:
         self._sends.discard(send)
+        self._items_in_flight -= items
         self.notify()
 
     def _abandon(self) -> None:

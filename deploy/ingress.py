@@ -56,6 +56,8 @@ Warm = Callable[[str, LabelSet, str | None], Awaitable[LabelReport]]
 logger = logging.getLogger(__name__)
 
 OFF_LOOP_CHARS = 20_000  # texts of more characters together are tokenised on a thread; below, the hop costs more
+MIN_SHARE_TEXTS = 16  # a batch of fewer costs more on its way than a second one in flight gives
+LINGER_S = 0.01  # a fraction of what a batch in flight takes
 PROBE_AGE_S = 1.0  # readiness is asked of the encoder at most so often
 PROBE_TIMEOUT_S = 5.0
 WARM_UP_TEXT = "A first text, so that no caller waits for what is set up at the first use."
@@ -147,6 +149,8 @@ class Ingress:
             max_queue_items=batching.max_queue_texts,
             max_queue_tokens=batching.max_queue_tokens,
             max_wait_s=batching.max_queue_wait_s,
+            min_share_items=MIN_SHARE_TEXTS,
+            linger_s=LINGER_S,
             slots=slots,
         )
 

@@ -634,6 +634,49 @@ async def test_a_slow_queue_refuses_what_would_wait_too_long() -> None:
         await asyncio.gather(busy, *waiting)
 
 
+async def test_what_waits_is_spread_over_the_free_slots() -> None:
+    """Items that wait for two slots go as two batches, so that one is on its way while the other is computed."""
+    owner, encoder = Owner(slots=0), Encoder(at_once=True)
+    async with batching(encoder, owner, min_share_items=3, max_batch_items=8) as batcher:
+        for waiting, batches in [(8, [4, 4]), (9, [5, 4]), (5, [3, 2]), (2, [2]), (30, [8, 8, 7, 7])]:
+            encoder.sent.clear()
+            owner.slots = 0
+            request = start(batcher, items(f"{waiting}-", *[1] * waiting))
+            await settle()
+            owner.slots = 2
+            batcher.notify()
+            await request
+            assert [len(sent.texts) for sent in encoder.sent] == batches
+
+
+async def test_a_few_items_wait_for_company_while_others_compute() -> None:
+    """Fewer items than a batch in flight has don't take a slot at once, but after linger_s they do."""
+    owner, encoder = Owner(slots=2), Encoder()
+    async with batching(encoder, owner, linger_s=0.001) as batcher:
+        first = start(batcher, items("a", 1, 1, 1))
+        await until(lambda: len(encoder.running) == 1)
+        few = start(batcher, [item("b")])
+        await settle()
+        assert len(encoder.running) == 1
+        more = start(batcher, items("c", 1, 1))
+        await settle()
+        assert [len(sent.texts) for sent in encoder.running] == [3, 3]  # now they are as many, and leave at once
+        encoder.running[1].finish()
+        await asyncio.gather(few, more)
+        late = start(batcher, [item("d")])
+        await settle()
+        assert len(encoder.running) == 1
+        owner.now += 0.001
+        await until(lambda: len(encoder.running) == 2)
+        for sent in list(encoder.running):
+            sent.finish()
+        await asyncio.gather(first, late)
+        alone = start(batcher, [item("e")])
+        await until(lambda: len(encoder.running) == 1)  # nothing is in flight: at once
+        encoder.running[0].finish()
+        await alone
+
+
 async def test_retry_after_follows_the_measured_pace() -> None:
     """The estimate is the queued tokens at the pace of the recent batches, within 0.1 to 60 s."""
     owner, encoder = Owner(), Encoder()
