@@ -655,7 +655,7 @@ async def test_a_few_items_wait_for_company_while_others_compute() -> None:
     async with batching(encoder, owner, linger_s=0.001) as batcher:
         first = start(batcher, items("a", 1, 1, 1))
         await until(lambda: len(encoder.running) == 1)
-        few = start(batcher, [item("b")])
+        few = start(batcher, [item("b", 1)])
         await settle()
         assert len(encoder.running) == 1
         more = start(batcher, items("c", 1, 1))
@@ -663,7 +663,7 @@ async def test_a_few_items_wait_for_company_while_others_compute() -> None:
         assert [len(sent.texts) for sent in encoder.running] == [3, 3]  # now they are as many, and leave at once
         encoder.running[1].finish()
         await asyncio.gather(few, more)
-        late = start(batcher, [item("d")])
+        late = start(batcher, [item("d", 1)])
         await settle()
         assert len(encoder.running) == 1
         owner.now += 0.001
