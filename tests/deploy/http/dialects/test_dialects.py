@@ -257,6 +257,15 @@ class TestOpenApi:
         assert valid(openapi, schema["422"], (await echo.post(path, json={})).json())
         assert not valid(openapi, schema["200"], {})
 
+    @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+    async def test_defaults_are_as_documented(
+        self, echo: httpx.AsyncClient, openapi: dict[str, Any], path: str
+    ) -> None:
+        """Whether documents come back unasked differs between two APIs, and the document says so."""
+        schema = operation_of(openapi, path)["requestBody"]["content"]["application/json"]["schema"]
+        [result] = (await echo.post(path, json={"query": "a", "documents": ["b"]})).json()["results"]
+        assert schema["properties"]["return_documents"]["default"] is ("document" in result)
+
     def test_it_is_complete(self, openapi: dict[str, Any]) -> None:
         """Every route of a dialect, and every status that it can answer with."""
         asked = {"200", "413", "422", "429", "500", "503", "504"}

@@ -139,6 +139,16 @@ class TestBinary:
         assert all("data" not in output for output in answer["outputs"])
         assert tail == b"".join(expected.values())
 
+    async def test_an_output_follows_the_request(self, bert_app: Any, path: str) -> None:
+        """What the request says of all outputs holds for one that is asked for without saying."""
+        said = [{"name": "scores"}, {"name": "label", "parameters": {"binary_data": False}}]
+        sent = body(outputs=said, parameters={"binary_data_output": True})
+        response = await bert_app.client.post(path, json=sent)
+        answer = json.loads(response.content[: int(response.headers[HEADER_LENGTH])])
+        best, scores = await native(bert_app, LABELS)
+        assert answer["outputs"][0]["parameters"] == {"binary_data_size": 4 * len(scores)}
+        assert answer["outputs"][1]["data"] == best
+
     async def test_one_input_and_one_output(self, bert_app: Any, path: str) -> None:
         """Each tensor is in binary or not by itself."""
         labels = packed(*LABELS)
@@ -161,6 +171,7 @@ class TestBinary:
             (packed("a", "b"), True, "inputs[1].parameters.binary_data_size: must be a whole number"),
             (packed("a", "b") + b"c", 10, "inputs: 1 bytes behind the JSON belong to no input"),
             (b"\x01\x00", 2, "inputs[1].data[0]: ends within the length of a string"),
+            (b"\x03\x00\x00\x00ab", 6, "inputs[1].data[0]: is longer than binary_data_size allows"),
             (b"\xff\xff\xff\xffab", 6, "inputs[1].data[0]: is longer than binary_data_size allows"),
             (packed("a", b"\xff"), 10, "inputs[1].data[1]: is no UTF-8: invalid start byte at byte 0"),
             (b"", 0, "inputs[1].data: has 0 strings, its shape [2] says 2"),

@@ -168,6 +168,9 @@ class TestCohereAndJina:
         ]
         assert "has 202 tokens, the first 128 were read; nothing from character" in warnings[1]
         assert "cut at 128 tokens, the model's own limit, not at 50" in warnings[3]
+        sent = body_of("/v2/rerank", documents=[LONG], max_tokens_per_doc=128)
+        warnings = (await bert_app.client.post("/v2/rerank", json=sent)).json()["meta"]["warnings"]
+        assert [warning.split(":")[0] for warning in warnings] == ["documents[0]"]
         name = (await bert_app.client.get("/v1/model")).json()["name"]
         sent = body_of("/v2/rerank", model=name, max_tokens_per_doc=50)
         assert "warnings" not in (await bert_app.client.post("/v2/rerank", json=sent)).json()["meta"]
