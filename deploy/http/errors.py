@@ -61,6 +61,7 @@ _BUSY = "the service is overloaded: {error}; send again after the time in Retry-
 _ROLLOUT = "the service is changing to another model at this moment; send the request again"
 _LOST = "a replica ended while it worked on this request, twice; send the request again"
 _NUMBERS = "the model gave no finite numbers for this request, so there is no answer; it was logged, report it"
+_MEMORY = "the encoder had no memory left for this request; send it again, or shorter texts"
 _INTERNAL = "the service failed on this request; it was logged, and the request may be sent again"
 
 
@@ -95,6 +96,8 @@ def to_http(error: BaseException) -> HttpError:
             return HttpError(409, "label_set_in_settings", str(error))
         case NotReadyError() | BatcherClosed():
             return HttpError(503, "not_ready", str(error), headers={"Retry-After": "1"})
+        case DeviceMemoryError():
+            return HttpError(503, "out_of_memory", _MEMORY, headers={"Retry-After": "1"})
         case NumericalError():
             return HttpError(500, "numerical", _NUMBERS)
         case _:

@@ -9,7 +9,14 @@ from deploy.batching import BatcherClosed, DeadlineExceeded, DispatchError, Over
 from deploy.http.errors import BodyTooLargeError, HttpError, NotReadyError, to_http
 from deploy.label_cache import LabelEncodingError, StoreError
 from deploy.wire import ReplicaLostError
-from tokenalign.errors import BackboneError, ConfigError, FingerprintMismatchError, InputError, NumericalError
+from tokenalign.errors import (
+    BackboneError,
+    ConfigError,
+    DeviceMemoryError,
+    FingerprintMismatchError,
+    InputError,
+    NumericalError,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +31,7 @@ from tokenalign.errors import BackboneError, ConfigError, FingerprintMismatchErr
         (NotReadyError("starting"), 503, "not_ready", "starting"),
         (FingerprintMismatchError("rows", "a", "b"), 503, "not_ready", "send the request again"),
         (ReplicaLostError("private"), 503, "not_ready", "send the request again"),
+        (DeviceMemoryError("private"), 503, "out_of_memory", "shorter texts"),
         (NumericalError("private"), 500, "numerical", "no finite numbers"),
         (LabelEncodingError("private"), 500, "internal", "failed"),
         (StoreError("connect", "private"), 500, "internal", "failed"),
