@@ -10,6 +10,7 @@ from deploy.batching import BatcherClosed, DeadlineExceeded, OversizedRequestErr
 from deploy.label_sets import LabelSetsUnavailableError, PinnedLabelSetError, UnknownLabelSetError
 from deploy.wire import ReplicaLostError
 from tokenalign.errors import (
+    DeviceMemoryError,
     FingerprintMismatchError,
     InputError,
     Loc,
