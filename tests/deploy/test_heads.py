@@ -126,6 +126,15 @@ async def test_options_are_the_heads(heads: Stack) -> None:
         assert response.status_code == status
 
 
+async def test_warnings_are_the_heads(heads: Stack, pairs: dict[str | None, Any]) -> None:
+    """A label that one head cuts and the other reads whole is warned of by the one that cuts it, whoever is first."""
+    labels = ["card", "cash " * 60]
+    for name, cut in ((None, 0), ("second", 1), (None, 0)):
+        answer = await heads.ask(text="card", labels=labels, model=name)
+        assert len(answer["warnings"]) == cut
+        assert answer["warnings"] == pairs[name].classifier("card", labels)["warnings"]
+
+
 async def test_the_list(heads: Stack, pairs: dict[str | None, Any]) -> None:
     """GET /v1/models names all heads with their fingerprints, the default first; /v1/model is the default."""
     listed = (await heads.client.get("/v1/models")).json()
