@@ -21,7 +21,7 @@ from deploy.label_lint import near_duplicates
 from deploy.label_sets import LABEL_BYTES
 from deploy.model import Models, ServedModel, served_models
 from deploy.settings import Settings
-from deploy.telemetry import NoSink, Reading, Sink
+from deploy.telemetry import Metric, NoSink, Reading, Sink
 from deploy.wire import (
     Answer,
     AskedLabels,
@@ -56,6 +56,33 @@ from tokenalign.text import TokenizedTexts
 from tokenalign.tokens import TokenBatch
 from tokenalign.weights import label_fingerprint
 
+STAGE_SECONDS = Metric(
+    "tokenalign_scorer_stage_seconds",
+    "histogram",
+    "Time of a batch until its documents were encoded and its labels known, and from then until it was scored.",
+    ("stage",),
+    (
+        0.001,
+        0.0025,
+        0.005,
+        0.0075,
+        0.01,
+        0.015,
+        0.02,
+        0.03,
+        0.05,
+        0.075,
+        0.1,
+        0.15,
+        0.25,
+        0.5,
+        1.0,
+        2.5,
+        5.0,
+        10.0,
+        30.0,
+    ),
+)
 REMEMBERED_SETS = 256  # label sets whose tokens and warnings a replica keeps at hand
 REMEMBERED_LABEL_BYTES = 64 * 1024 * 1024  # of label sets that needn't be unpacked again
 
@@ -178,11 +205,15 @@ class Scorer:
         what the encoder gives for it, is of another model than this replica's, and `ReplicaLostError`.
         """
         model = await self._of(batch.fingerprint, "the batch of questions")
+        started = time.perf_counter()
         rows, sides = await asyncio.gather(
             self._rows(model, batch.documents),
             asyncio.gather(*(self._side(model, asked) for asked in batch.label_sets)),
         )
+        gathered = time.perf_counter()
         answers = await self._worker.run(lambda: self._answer(model, rows, batch, sides))
+        self._sink.observe(STAGE_SECONDS, gathered - started, {"stage": "rows and labels"})
+        self._sink.observe(STAGE_SECONDS, time.perf_counter() - gathered, {"stage": "scores"})
         return ScoredBatch.of(model.fingerprint, answers)
 
     async def warm(self, fingerprint: str, labels: LabelSet, tenant: str | None = None) -> LabelReport:
