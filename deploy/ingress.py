@@ -151,6 +151,7 @@ class Ingress:
             max_wait_s=batching.max_queue_wait_s,
             min_share_items=MIN_SHARE_TEXTS,
             linger_s=LINGER_S,
+            max_padding_share=1.0,  # the encoder puts sequences of like length together by itself
             slots=slots,
         )
 
