@@ -606,8 +606,9 @@ async def test_a_full_queue_refuses_at_once_and_whole(limit: dict[str, Any]) -> 
         assert not {"x0", "x1"} & {text for sent in encoder.sent for text in sent.texts}
 
 
-async def test_a_slow_queue_refuses_what_would_wait_too_long() -> None:
+async def test_a_slow_queue_refuses_what_would_wait_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past max_wait_s at the measured pace a request is refused; a batch may wait, and who takes long himself."""
+    monkeypatch.setattr("deploy.batching.WAIT_PER_OWN_TIME", 4.0)
     owner, encoder = Owner(), Encoder()
     async with batching(encoder, owner, max_batch_items=2, max_queue_items=99, max_wait_s=1.0) as batcher:
         first = start(batcher, [item("measured", 100)])
