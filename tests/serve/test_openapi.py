@@ -1,4 +1,4 @@
-"""The OpenAPI document against the served application: whatever a request of it holds, no answer is a failure of ours."""
+"""The OpenAPI document against the served application: whatever a request of it holds, no answer is a 5xx."""
 
 import subprocess
 import sys
