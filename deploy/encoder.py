@@ -7,33 +7,38 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from deploy.batching import BatchInfo, MicroBatcher
 from deploy.model import Models, ServedModel, served_models
-from deploy.settings import Settings
+from deploy.settings import Settings, ThreadSettings
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, Priority, check_fingerprint
 from deploy.workers import PriorityWorker, available_cores
+from tokenalign.devices import to_host
 from tokenalign.errors import TokenAlignError
 from tokenalign.parallel import compute_alone, operator_threads, operator_threads_for, shards
 from tokenalign.scoring import Aligner
 from tokenalign.tokens import TokenBatch, compact
 
 MAX_MERGED = 64  # batches in one pass
+CUDA_PASSES = 2  # in flight: the kernels of one run while the rows of the other are copied and checked
 
 
 class Encoder:
     """Holds the frozen encoder, and projects for each of its heads; documents before labels.
 
     Batches of documents that arrive while it computes, from however many senders, share the next pass. On a CPU each
-    thread computes sequences of its own, and a pass is shared out among those that are idle.
+    thread computes sequences of its own, and a pass is shared out among those that are idle. On a CUDA GPU two threads
+    each take a whole pass: their kernels share one stream, so they run in turn, but memory is needed for both, twice
+    what `batching.max_batch_tokens` tokens take. Where that is too much, passes are halved.
     """
 
     def __init__(self, settings: Settings, model: ServedModel | Models | None = None) -> None:
         models = list(served_models(settings.model, model).values())
         self._backbone = models[0].load_backbone()
-        on_cpu = self._backbone.device.type == "cpu"
-        self._threads = (settings.threads.encoder or available_cores()) if on_cpu else 1
+        self._threads = computing_threads(self._backbone.device, settings.threads)
+        self._shares_passes = self._backbone.device.type == "cpu"
         self._projects = settings.model.project_on_encoder
         self._max_batch_tokens = settings.batching.max_batch_tokens
         self._aligners = {
@@ -119,7 +124,7 @@ class Encoder:
 
     async def _compute(self, tokens: TokenBatch, priority: Priority, aligner: Aligner) -> NDArray[Any]:
         """`[tokens, width]` rows, computed by the idle threads together, else by the next that is."""
-        idle = max(1, self._worker.idle)
+        idle = max(1, self._worker.idle) if self._shares_passes else 1
         shares = [tokens.select(share) for share in shards(tokens.lengths, idle)] if idle > 1 else [tokens]
         multiply_adds = float(len(tokens.values) * self._backbone.token_multiply_adds)
         threads = operator_threads_for(multiply_adds, idle) if len(shares) == 1 else 1
@@ -135,4 +140,11 @@ class Encoder:
             states = self._backbone.encode(tokens, max_batch_tokens=self._max_batch_tokens)
             if self._projects:
                 return aligner.project(states, what)
-            return compact(states.float().cpu().numpy(), what)
+            return compact(to_host(states.float()), what)
+
+
+def computing_threads(device: torch.device, threads: ThreadSettings) -> int:
+    """How many passes an encoder on `device` computes at a time, each on a thread of its own."""
+    if device.type == "cpu":
+        return threads.encoder or available_cores()
+    return CUDA_PASSES if device.type == "cuda" else 1

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tokenalign.devices import to_device, to_host
 from tokenalign.head import AlignmentHead
 from tokenalign.labels import LabelSet
 from tokenalign.maxsim import best_description, matches, maxsim
@@ -58,7 +59,7 @@ class DocumentKeys:
             return self
         chosen = np.asarray(indices, dtype=np.int64)
         positions = ragged_positions(offsets_of(self.lengths)[chosen], self.lengths[chosen])
-        return DocumentKeys(self.values[torch.from_numpy(positions).to(self.values.device)], self.lengths[chosen])
+        return DocumentKeys(self.values[to_device(positions, self.values.device)], self.lengths[chosen])
 
     def merged(self, counts: IntArray) -> "DocumentKeys":
         """Runs of consecutive sequences as one document each: the windows of a text. counts: `[documents]`, >= 1."""
@@ -82,7 +83,10 @@ class DocumentKeys:
 
 
 class Aligner:
-    """Scores documents against labels with a head and its temperature. Deterministic; computes no gradients."""
+    """Scores documents against labels with a head and its temperature. Deterministic; computes no gradients.
+
+    On CUDA the sums over a label's tokens are taken in no fixed order, so there equal calls are equal up to rounding.
+    """
 
     def __init__(self, head: AlignmentHead, temperature: float) -> None:
         self._head = head.eval().requires_grad_(False)
@@ -91,13 +95,13 @@ class Aligner:
     @torch.inference_mode()
     def project(self, states: Tensor, what: str) -> NDArray[Any]:
         """`[tokens, width]` projected rows of `[tokens, D]` states, compacted; `NumericalError` names `what`."""
-        return compact(self._head.project(states.to(self._head.device)).cpu().numpy(), what)
+        return compact(to_host(self._head.project(states.to(self._head.device))), what)
 
     @torch.inference_mode()
     def label_queries(self, projected: TokenBatch) -> LabelQueries:
         """The cacheable label side of descriptions, from their projected rows."""
         rows = self._head.queries(self._head.contextualize_ragged(projected))
-        return LabelQueries(compact(rows.cpu().numpy(), "label rows"), projected.kept().lengths)
+        return LabelQueries(compact(to_host(rows), "label rows"), projected.kept().lengths)
 
     @torch.inference_mode()
     def document_keys(self, projected: TokenBatch) -> DocumentKeys:
@@ -150,4 +154,4 @@ class Aligner:
 
 def _tensor(array: NDArray[Any], dtype: type[np.generic], device: torch.device) -> Tensor:
     """A copy as a tensor: arrays from a cache or another process are read-only, which torch can't share."""
-    return torch.from_numpy(array.astype(dtype)).to(device)
+    return to_device(array.astype(dtype), device)

@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from deploy.encoder import Encoder
-from deploy.settings import Settings
+from deploy.encoder import Encoder, computing_threads
+from deploy.settings import Settings, ThreadSettings
 from deploy.wire import EncodeBatch, Priority
+from deploy.workers import available_cores
 from tokenalign.errors import FingerprintMismatchError, InputError, NumericalError
+from tokenalign.head import AlignmentHead
 from tokenalign.scoring import Aligner
 from tokenalign.tokens import TokenBatch
 
@@ -150,6 +153,7 @@ async def test_one_bad_batch_in_a_pass(
     await first
     rows, error = await asyncio.gather(*sent, return_exceptions=True)
     assert isinstance(error, NumericalError)
+    assert not isinstance(rows, BaseException)
     np.testing.assert_allclose(rows.values, expected, atol=2e-3)
     assert [len(batch) for batch in gated.backbone.seen] == [1, len(TEXTS) + 1, len(TEXTS), 1]
 
@@ -163,6 +167,37 @@ async def test_idle_threads_share_a_batch(gated: Any, make_encoder: Any) -> None
     shared = await make_encoder(gated.model, settings).encode(batch_of(gated.model, texts))
     assert len(gated.backbone.seen) == 3
     np.testing.assert_allclose(shared.values, alone.values, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "expected"),
+    [("cpu", 3, 3), ("cpu", 0, available_cores()), ("cuda:1", 0, 2), ("cuda", 8, 2), ("mps", 8, 1)],
+)
+def test_computing_threads(device: str, asked: int, expected: int) -> None:
+    """On a CPU as many as asked for, or one per core; on CUDA two, so that copies run beside kernels."""
+    assert computing_threads(torch.device(device), ThreadSettings(encoder=asked)) == expected
+
+
+async def test_a_gpu_has_two_whole_passes_in_flight(
+    gated: Any, make_encoder: Any, monkeypatch: pytest.MonkeyPatch, until: Callable[[Callable[[], bool]], Any]
+) -> None:
+    """A second batch begins while the first is computed, neither is shared out, and each gets its own rows."""
+    batches = [batch_of(gated.model, [f"{word} number {i} of many" for i in range(64)]) for word in ("text", "line")]
+    expected = [(await make_encoder(gated.model).encode(batch)).values for batch in batches]
+    monkeypatch.setattr(gated.backbone, "device", torch.device("cuda"))
+    monkeypatch.setattr(AlignmentHead, "to", lambda self, device: self)  # there is no GPU to move to
+    encoder = make_encoder(gated.model)
+    gated.backbone.seen.clear()
+    gated.backbone.gate.clear()
+    first = asyncio.create_task(encoder.encode(batches[0]))
+    await until(lambda: len(gated.backbone.seen) == 1)
+    second = asyncio.create_task(encoder.encode(batches[1]))
+    await until(lambda: len(gated.backbone.seen) == 2)
+    gated.backbone.gate.set()
+    rows = await asyncio.gather(first, second)
+    assert [len(batch) for batch in gated.backbone.seen] == [64, 64]
+    for got, wanted in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(got.values, wanted, atol=2e-3)
 
 
 async def test_documents_go_before_labels(
