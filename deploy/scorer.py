@@ -38,9 +38,9 @@ from deploy.wire import (
     check_fingerprint,
 )
 from deploy.workers import PriorityWorker, available_cores
-from tokenalign.backbone import BackboneIdentity
+from tokenalign.backbone import BackboneIdentity, resolve_device
 from tokenalign.config import MultiLabelCalibration
-from tokenalign.errors import FingerprintMismatchError, InputError, TokenAlignError
+from tokenalign.errors import BackboneError, ConfigError, FingerprintMismatchError, InputError, TokenAlignError
 from tokenalign.labels import LabelSet
 from tokenalign.results import (
     FloatArray,
@@ -110,14 +110,14 @@ class _Side:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Head:
-    """A head, ready to score with."""
+    """A head, ready to score with, on the device that scores."""
 
     served: ServedModel
     aligner: Aligner
 
     @classmethod
-    def of(cls, served: ServedModel) -> "_Head":
-        return cls(served, Aligner(served.head, served.config.temperature))
+    def of(cls, served: ServedModel, device: torch.device) -> "_Head":
+        return cls(served, Aligner(served.head.to(device), served.config.temperature))
 
     def projected(self, rows: EncodedRows) -> NDArray[Any]:
         """`[tokens, width]` rows behind the head's projection, wherever that runs."""
@@ -137,8 +137,9 @@ class _Model:
 
 
 class Scorer:
-    """Looks up label rows, and scores documents with them on a computing thread of its own.
+    """Looks up label rows, and scores documents with them on a computing thread of its own, on `model.scorer_device`.
 
+    Rows lie in the host's memory, cached ones too; they go to the device with each batch.
     encode, describe: reach the encoder; store: where label rows are shared with other replicas, or None
     sink: is told how long each look-up took; what is counted is in `stats` and `readings`
     """
@@ -158,7 +159,8 @@ class Scorer:
         self._store = store
         self._sink = sink or NoSink()
         self._stats = CacheStats()
-        self._heads = [_Head.of(served) for served in served_models(settings.model, model).values()]
+        device = scoring_device(settings.model.scorer_device)
+        self._heads = [_Head.of(served, device) for served in served_models(settings.model, model).values()]
         torch.set_num_threads(settings.threads.scorer or available_cores())
         self._worker = PriorityWorker("scorer")
         self._label_sets: ByteLru[bytes, LabelSet] = ByteLru(REMEMBERED_LABEL_BYTES)
@@ -404,6 +406,17 @@ class Scorer:
                 )
             )
         return answers
+
+
+def scoring_device(name: str) -> torch.device:
+    """The device that `model.scorer_device` names; `ConfigError` where this replica has none."""
+    try:
+        return resolve_device(name)
+    except BackboneError as error:
+        raise ConfigError(
+            f"model.scorer_device: {error}; for Ray to put a scorer where there is a GPU, give the deployment Scorer a "
+            "share of it, ray_actor_options: {num_gpus: 0.2} or more"
+        ) from error
 
 
 def _read(head: _Head, labels: LabelSet, template: str | None) -> _Known:

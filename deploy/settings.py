@@ -77,6 +77,7 @@ class ModelSettings(_Section):
     id_or_path: a head: the name of a shipped one, a folder, or a hub id; null is the shipped default
     backbone: a folder or reference to take the encoder from instead of the one that the head names
     device, dtype: of the encoder; "auto" is cuda, mps or cpu, and bfloat16, float16 or float32 there
+    scorer_device: of the heads in a scorer; for one on a GPU, Ray must set a share of it aside (`num_gpus`)
     project_on_encoder: send projected rows (width of the head) instead of token states (width of the encoder)
     config_overrides, tensor_overrides: for a head that another program wrote
     heads: others on the same encoder, by the name with which a request asks for one as its `model`
@@ -89,6 +90,7 @@ class ModelSettings(_Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache_dir: Path | None = None
     local_files_only: bool = False
+    scorer_device: str = "cpu"
     project_on_encoder: bool = True
     config_overrides: dict[str, Any] = Field(default_factory=dict)
     tensor_overrides: dict[str, str] = Field(default_factory=dict)

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from deploy.label_cache import MemoryStore
-from deploy.scorer import Scorer
+from deploy.scorer import Scorer, scoring_device
 from deploy.settings import Settings
 from deploy.wire import (
     Answer,
@@ -25,7 +26,8 @@ from deploy.wire import (
 )
 from tokenalign import LabelSet
 from tokenalign.backbone import Backbone, BackboneIdentity
-from tokenalign.errors import FingerprintMismatchError, InputError
+from tokenalign.errors import ConfigError, FingerprintMismatchError, InputError
+from tokenalign.head import AlignmentHead
 from tokenalign.scoring import Aligner
 from tokenalign.tokens import TokenBatch
 
@@ -143,6 +145,33 @@ async def test_answers_are_the_librarys(scorer: Scorer, replica: Replica, bert: 
         assert answer.logits.tolist() == pytest.approx(list(reference["logits"].values()), abs=1e-2)
         assert answer.scores.tolist() == pytest.approx(list(reference["scores"].values()), abs=1e-3)
         assert answer.alignments == ()
+
+
+async def test_heads_are_where_scorers_compute(
+    replica: Replica, settings: Settings, bert: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scorer's head is moved to `model.scorer_device`, a CPU unless something else is asked for."""
+    moved: list[str] = []
+
+    def move(head: AlignmentHead, device: torch.device) -> AlignmentHead:
+        moved.append(str(device))
+        return head  # there is no GPU to move to
+
+    monkeypatch.setattr(AlignmentHead, "to", move)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    on_gpu = settings.model_copy(update={"model": settings.model.model_copy(update={"scorer_device": "cuda:0"})})
+    for asked in (settings, on_gpu):
+        await Scorer(asked, replica.encode, replica.describe, None, bert.served).close()
+    assert moved == ["cpu", "cuda:0"]
+
+
+@pytest.mark.parametrize(("device", "words"), [("cuda", "'cuda' is not available"), ("gpu", "'gpu' is unknown")])
+def test_a_scorer_without_its_gpu(monkeypatch: pytest.MonkeyPatch, device: str, words: str) -> None:
+    """The error names the setting and the device, and says how Ray comes to put it where there is one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=rf"model\.scorer_device: device {words}.*num_gpus") as caught:
+        scoring_device(device)
+    assert caught.value.__cause__ is not None
 
 
 async def test_questions_in_any_order(scorer: Scorer, replica: Replica) -> None:
