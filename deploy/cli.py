@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -77,22 +76,23 @@ def _serve(path: Path) -> int:
         signal.signal(number, lambda *_: stop.set())
     _say(f"starting; first answers in about half a minute ({path})")
     started = time.monotonic()
-    folder = tempfile.mkdtemp(prefix="tokenalign-")
-    _start(path, Path(folder))
-    try:
-        if not _wait_until_ready(f"http://{host}:{port}", [app.name for app in config.applications], stop):
-            return 0 if stop.is_set() else 1
-        _say(f"ready after {time.monotonic() - started:.0f} s on http://{host}:{port} (API at /docs); Ctrl-C ends it")
-        _say(
-            f"try:\n\n  curl -s http://{host}:{port}/v1/classify -H 'content-type: application/json' \\\n"
-            f"    -d '{json.dumps(EXAMPLE)}'\n"
-        )
-        stop.wait()
-        return 0
-    finally:
-        _say("stopping")
-        _stop()
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="tokenalign-", ignore_cleanup_errors=True) as folder:
+        _start(path, Path(folder))
+        try:
+            if not _wait_until_ready(f"http://{host}:{port}", [app.name for app in config.applications], stop):
+                return 0 if stop.is_set() else 1
+            _say(
+                f"ready after {time.monotonic() - started:.0f} s on http://{host}:{port} (API at /docs); Ctrl-C ends it"
+            )
+            _say(
+                f"try:\n\n  curl -s http://{host}:{port}/v1/classify -H 'content-type: application/json' \\\n"
+                f"    -d '{json.dumps(EXAMPLE)}'\n"
+            )
+            stop.wait()
+            return 0
+        finally:
+            _say("stopping")
+            _stop()
 
 
 def _load(path: Path) -> "ServeDeploySchema":
