@@ -1,6 +1,6 @@
 """Everything a run trains on, prepared: the split, and the token states of its messages and labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,30 @@ def prepare(
     """The material of one seed; token states come from `feature_dir` where they are there, else they are computed."""
     banking77, clinc150, provenance = read_corpora(recipe, sources, data_dir, local_only)
     split = make_split(banking77, seed, recipe.label_groups, clinc150)
+    corpora = {sources.banking77.name: banking77} | ({} if clinc150 is None else {sources.clinc150.name: clinc150})
+    return material_of(recipe, encoder, corpora, split, provenance, feature_dir=feature_dir, on_features=on_features)
+
+
+def material_of(
+    recipe: Recipe,
+    encoder: Encoder,
+    corpora: Mapping[str, Corpus],
+    split: Split,
+    provenance: dict[str, Any],
+    *,
+    feature_dir: Path,
+    descriptions: Mapping[str, tuple[str, ...]] | None = None,
+    on_features: OnFeatures | None = None,
+) -> Material:
+    """The material of a split of the corpora's "train" messages.
+
+    descriptions: label -> its descriptions; None: each label's name as words. Wording number w of a label is its
+        description number w, beginning anew where it has fewer, within the recipe's wording number w
+    """
+
+    def described(label: str) -> tuple[str, ...]:
+        return (label_words(label),) if descriptions is None else descriptions[label]
+
     tokenizer = encoder.tokenizer()
 
     def encode(what: str, ids: TokenBatch) -> TokenBatch:
@@ -100,11 +124,10 @@ def prepare(
         return cached_states(encoder.backbone, ids, feature_dir, on_progress=report)
 
     # A source is encoded whole and in file order, so that all seeds share its states.
-    corpora = [banking77] if clinc150 is None else [banking77, clinc150]
-    texts = [example.text for corpus in corpora for example in corpus.examples["train"]]
+    texts = [example.text for corpus in corpora.values() for example in corpus.examples["train"]]
     stores = tuple(
         encode(name, tokenizer.documents([example.text for example in corpus.examples["train"]]).tokens)
-        for name, corpus in zip(provenance, corpora, strict=True)
+        for name, corpus in corpora.items()
     )
     messages = Features(stores)
     row_of = {text: row for row, text in reversed(list(enumerate(texts)))}  # the first of equal texts
@@ -112,18 +135,15 @@ def prepare(
     trained = {example.label: None for name in ("train", "train_extra") for example in split.partitions.get(name, ())}
     labels = tuple(sorted(trained))
     number = {label: i for i, label in enumerate(labels)}
-    words = [label_words(label) for label in labels]
-    label_states = TokenBatch.concat(
-        [
-            # A large vocabulary takes seconds to load, so the tokenizer at hand is used where it fits.
-            encode(
-                "labels",
-                (tokenizer if wording == recipe.label_template else encoder.tokenizer(wording)).labels(words).tokens,
-            )
-            for wording in recipe.wordings
-        ]
-    )
-    candidates = LabelSet(tuple(Label(name, (label_words(name),)) for name in split.validation_labels))
+
+    def in_wording(index: int, wording: str) -> TokenBatch:
+        # A large vocabulary takes seconds to load, so the tokenizer at hand is used where it fits.
+        templated = tokenizer if wording == recipe.label_template else encoder.tokenizer(wording)
+        words = [described(label)[index % len(described(label))] for label in labels]
+        return encode("labels", templated.labels(words).tokens)
+
+    label_states = TokenBatch.concat([in_wording(i, wording) for i, wording in enumerate(recipe.wordings)])
+    candidates = LabelSet(tuple(Label(name, described(name)) for name in split.validation_labels))
 
     def validation(partition: str) -> Validation:
         examples = split.partitions[partition]
