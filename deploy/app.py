@@ -1,19 +1,22 @@
 """The Ray Serve application: the only file that decorates, binds and knows all deployments."""
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import grpc  # type: ignore[import-untyped]  # its stubs are a package of their own
 import ray
 from fastapi import FastAPI
 from ray import serve
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import DeploymentStatusOverview
 
 from deploy.encoder import Encoder
+from deploy.health import CHECK_PERIOD_S, CHECK_TIMEOUT_S
 from deploy.http.routes import build_http_app
 from deploy.http.tenants import Tenants
 from deploy.ingress import Ingress
@@ -37,9 +40,21 @@ from tokenalign.labels import LabelSet
 ResultT = TypeVar("ResultT")
 
 MAX_ONGOING_BATCHES = 256  # of an encoder or scorer: above any number of slots, or the router would back off
+DRAIN_MARGIN_S = 10.0  # a replica that is to stop gets the longest request's time and this; Serve gives it 20 s
 DRAIN_POLL_S = 0.25  # a replica that is to stop looks so often whether its last request is done; Serve waits 2 s
 COUNT_PERIOD_S = 1.0  # how often an ingress asks Serve how many replicas there are
 MEET_PERIOD_S = 0.5  # between questions to an encoder that still holds another model, while a rollout is under way
+
+# Of a call that went as a message: the other end is gone, or the way to it. Others are faults of the call itself.
+LOST = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+}
+
+logger = logging.getLogger(__name__)
 
 
 class CacheServerDeployment:
@@ -121,22 +136,25 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     settings = Settings.parse(args)
     cache_server = None
     if settings.label_cache.url == EMBEDDED:
-        one = _deployment(CacheServerDeployment).options(num_replicas=1, ray_actor_options={"num_cpus": 0})
+        one = _deployment(CacheServerDeployment, settings).options(num_replicas=1, ray_actor_options={"num_cpus": 0})
         cache_server = one.bind(settings)
-    encoder = _deployment(EncoderDeployment).bind(settings)
-    scorer = _deployment(ScorerDeployment).bind(settings, encoder, cache_server)
+    encoder = _deployment(EncoderDeployment, settings).bind(settings)
+    scorer = _deployment(ScorerDeployment, settings).bind(settings, encoder, cache_server)
     # More requests than the queue holds must reach the ingress, or Serve would queue them and our 429 never came.
     waiting = 2 * settings.batching.max_queue_texts + 1_024
-    ingress = _deployment(serve.ingress()(IngressDeployment), max_ongoing_requests=waiting)
+    ingress = _deployment(serve.ingress()(IngressDeployment), settings, max_ongoing_requests=waiting)
     return ingress.bind(settings, encoder, scorer, cache_server)
 
 
-def _deployment(cls: type, *, max_ongoing_requests: int = MAX_ONGOING_BATCHES) -> serve.Deployment:
+def _deployment(cls: type, settings: Settings, *, max_ongoing_requests: int = MAX_ONGOING_BATCHES) -> serve.Deployment:
     name = cls.__name__.removesuffix("Deployment")
     decorate = serve.deployment(
         name=name,
         max_ongoing_requests=max_ongoing_requests,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        graceful_shutdown_timeout_s=settings.batching.request_timeout_s + DRAIN_MARGIN_S,
+        health_check_period_s=CHECK_PERIOD_S,
+        health_check_timeout_s=CHECK_TIMEOUT_S,
     )
     return decorate(cls)
 
@@ -159,8 +177,10 @@ class _ReplicaCount:
                 deployments = (await asyncio.to_thread(serve.status)).applications[app].deployments
                 self._encoders = _running(deployments["Encoder"])
                 self._ingresses = _running(deployments["Ingress"])
-            except (RayError, RayServeException, KeyError):
-                pass
+            except (RayError, RayServeException, KeyError) as error:  # no controller, or none that knows us yet
+                logger.debug("the replicas could not be counted: %s", error)
+            except Exception:
+                logger.exception("the replicas could not be counted; the last count stays")
             await asyncio.sleep(COUNT_PERIOD_S)
 
 
@@ -197,8 +217,12 @@ async def _call(response: Awaitable[ResultT]) -> ResultT:
         if isinstance(cause, TokenAlignError):
             raise cause from error
         raise
-    except (RayActorError, RayServeException, RayError) as error:
+    except (RayServeException, RayError) as error:
         raise ReplicaLostError(f"another deployment did not answer: {type(error).__name__}") from error
+    except grpc.RpcError as error:
+        if isinstance(error, grpc.aio.AioRpcError) and error.code() in LOST:
+            raise ReplicaLostError(f"another deployment did not answer: {error.code().name}") from error
+        raise
 
 
 async def _patiently(start: Callable[[], Awaitable[None]]) -> None:

@@ -1,7 +1,9 @@
-"""How many encoder replicas are wanted: enough for the tokens that wait, those in the ingresses' queues included.
+"""How many replicas are wanted: encoders for the tokens that wait, scorers for the time that they compute.
 
 Serve counts the requests that a handle has sent. Ours wait in the ingresses' batchers, out of its sight, so each batch
-carries the tokens left behind it and the encoder reports them.
+carries the tokens left behind it and the encoder reports them. A scorer has few batches at a time, as many as encoders
+have room for, however late it is with them; so it reports how busy it is. Ingresses hold the requests themselves, and
+Serve's own count is right for them.
 """
 
 import math
@@ -10,6 +12,7 @@ from typing import Any
 from ray.serve.config import AutoscalingContext
 
 TARGET_TOKENS_PER_REPLICA = 16_384.0
+TARGET_BUSY_SHARE = 0.7
 
 
 def tokens_waiting_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
@@ -22,7 +25,17 @@ def tokens_waiting_policy(context: AutoscalingContext) -> tuple[int, dict[str, A
     in_hand = sum(metrics.get("tokens_in_hand", {}).values())
     # Every ingress tells every replica about its own queue: the largest report stands for all, not their sum.
     queued = max(metrics.get("tokens_queued", {}).values(), default=0.0)
-    wanted = max(1, math.ceil((in_hand + queued) / TARGET_TOKENS_PER_REPLICA))
+    return _slowly_down(context, math.ceil((in_hand + queued) / TARGET_TOKENS_PER_REPLICA))
+
+
+def scorers_busy_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """(replicas wanted, policy state): so many that each computes 70 % of the time. Otherwise as above."""
+    busy = (context.aggregated_metrics or {}).get("busy_share", {})
+    return _slowly_down(context, math.ceil(sum(busy.values()) / TARGET_BUSY_SHARE))
+
+
+def _slowly_down(context: AutoscalingContext, wanted: int) -> tuple[int, dict[str, Any]]:
+    wanted = max(1, wanted)
     state = dict(context.policy_state or {})
     target = context.target_num_replicas
     if wanted >= target:

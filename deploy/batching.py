@@ -315,6 +315,11 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         self._stuck = False
 
     @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests: `close` was called, or serving has ended by itself."""
+        return self._closed
+
+    @property
     def queued_items(self) -> int:
         return len(self._queue)
 

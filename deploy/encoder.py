@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from deploy.batching import BatchInfo, MicroBatcher
+from deploy.health import UnhealthyError, WatchedWorker
 from deploy.model import Models, ServedModel, served_models
 from deploy.settings import Settings, ThreadSettings
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, Priority, check_fingerprint
-from deploy.workers import PriorityWorker, available_cores
+from deploy.workers import available_cores
 from tokenalign.devices import to_host
 from tokenalign.errors import TokenAlignError
 from tokenalign.parallel import compute_alone, operator_threads, operator_threads_for, shards
@@ -22,6 +24,7 @@ from tokenalign.scoring import Aligner
 from tokenalign.tokens import TokenBatch, compact
 
 MAX_MERGED = 64  # batches in one pass
+REPORT_AGE_S = 5.0  # what a sender had waiting counts for so long in an encoder without work
 CUDA_PASSES = 2  # in flight: the kernels of one run while the rows of the other are copied and checked
 
 
@@ -49,7 +52,7 @@ class Encoder:
         }
         fingerprint, *others = self._aligners
         self._identity = EncoderIdentity(self._backbone.identity, fingerprint, tuple(others))
-        self._worker = PriorityWorker("encoder", self._threads, compute_alone)
+        self._worker = WatchedWorker("encoder", self._threads, compute_alone, max_pass_s=settings.health.max_pass_s)
         self._merger: MicroBatcher[EncodeBatch, NDArray[Any]] = MicroBatcher(
             self._encode_together,
             weight=lambda batch: len(batch.ids),
@@ -62,6 +65,7 @@ class Encoder:
             max_padding_share=1.0,
         )
         self._queued_elsewhere = 0
+        self._told_at = 0.0
         self._in_hand_tokens = 0
 
     async def describe(self) -> EncoderIdentity:
@@ -76,7 +80,7 @@ class Encoder:
         if batch.fingerprint not in self._aligners:
             check_fingerprint("the batch of token ids", self._identity.fingerprint, batch.fingerprint)
         if batch.priority is Priority.DOCUMENTS:
-            self._queued_elsewhere = batch.queued_tokens
+            self._queued_elsewhere, self._told_at = batch.queued_tokens, time.monotonic()
         self._in_hand_tokens += len(batch.ids)
         try:
             if batch.priority is Priority.DOCUMENTS:
@@ -119,8 +123,19 @@ class Encoder:
         self._worker.stop()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tokens in this replica's hands, and tokens that the latest sender had waiting behind its batch."""
-        return {"tokens_in_hand": float(self._in_hand_tokens), "tokens_queued": float(self._queued_elsewhere)}
+        """Tokens in this replica's hands, and tokens that the latest sender had waiting behind its batch.
+
+        Who has had nothing to do for a while knows of none: what waited has gone to others, or with its sender.
+        """
+        known = self._in_hand_tokens > 0 or time.monotonic() - self._told_at < REPORT_AGE_S
+        queued = self._queued_elsewhere if known else 0
+        return {"tokens_in_hand": float(self._in_hand_tokens), "tokens_queued": float(queued)}
+
+    async def check_health(self) -> None:
+        """Raises `UnhealthyError` when this replica gets nowhere any more. Asks nobody, so not the label store."""
+        if self._merger.closed:
+            raise UnhealthyError("the encoder takes no more batches; this replica is to be replaced")
+        self._worker.check()
 
     async def _compute(self, tokens: TokenBatch, priority: Priority, aligner: Aligner) -> NDArray[Any]:
         """`[tokens, width]` rows, computed by the idle threads together, else by the next that is."""

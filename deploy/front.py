@@ -17,6 +17,9 @@ CALLS = {
     # Nothing of ours blocks the event loop, so a replica's own work shares it instead of handing over at every step.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    # A replica whose health failed three times ends at once, so that its batches are sent to others while their callers
+    # still wait. Serve would let it finish first, which a wedged one never does.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
 # Serve's proxies in Python pass 6 to 10 times fewer requests than HAProxy, which connects callers to the ingresses.
 HAPROXY = {

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
+from deploy.health import UnhealthyError
 from deploy.http.errors import NotReadyError, UnknownModelError
 from deploy.http.schemas import (
     ClassifyQuery,
@@ -186,6 +187,11 @@ class Ingress:
         except (TimeoutError, TokenAlignError) as error:
             raise NotReadyError("no encoder answers; the service is starting or lost its replicas") from error
         self._probed_at = now
+
+    async def check_health(self) -> None:
+        """Raises `UnhealthyError` when this replica serves no more requests. Asks nobody, so not the label store."""
+        if self._batcher.closed:
+            raise UnhealthyError("the ingress forms no more batches; this replica is to be replaced")
 
     def model_info(self) -> dict[str, Any]:
         """What is served: name, fingerprint, encoder, limits."""

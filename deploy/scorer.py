@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from deploy.health import BusyShare, WatchedWorker
 from deploy.label_cache.cache import LabelCache, ListMemory, Variant
 from deploy.label_cache.codec import LabelRows
 from deploy.label_cache.lru import ByteLru
@@ -37,7 +38,7 @@ from deploy.wire import (
     ScoredBatch,
     check_fingerprint,
 )
-from deploy.workers import PriorityWorker, available_cores
+from deploy.workers import available_cores
 from tokenalign.backbone import BackboneIdentity, resolve_device
 from tokenalign.config import MultiLabelCalibration
 from tokenalign.errors import BackboneError, ConfigError, FingerprintMismatchError, InputError, TokenAlignError
@@ -162,7 +163,8 @@ class Scorer:
         device = scoring_device(settings.model.scorer_device)
         self._heads = [_Head.of(served, device) for served in served_models(settings.model, model).values()]
         torch.set_num_threads(settings.threads.scorer or available_cores())
-        self._worker = PriorityWorker("scorer")
+        self._worker = WatchedWorker("scorer", max_pass_s=settings.health.max_pass_s)
+        self._busy = BusyShare(self._worker)
         self._label_sets: ByteLru[bytes, LabelSet] = ByteLru(REMEMBERED_LABEL_BYTES)
         self._known: OrderedDict[tuple[str, LabelSet, str | None, str | None], _Known] = OrderedDict()
         self._memory: ListMemory = ByteLru(settings.label_cache.memory_bytes)
@@ -190,6 +192,14 @@ class Scorer:
         if not self._models:
             await self._meet_encoder()
         return next(iter(self._models))
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """How much of the time since it was last asked this replica was computing."""
+        return {"busy_share": self._busy.since_last()}
+
+    async def check_health(self) -> None:
+        """Raises `UnhealthyError` when this replica gets nowhere any more. Asks nobody, so not the label store."""
+        self._worker.check()
 
     def stats(self) -> CacheStats:
         """What the label cache did since this replica started, whatever models it has served."""

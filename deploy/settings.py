@@ -257,6 +257,16 @@ class ThreadSettings(_Section):
     scorer: int = Field(default=1, ge=0, le=1_024)
 
 
+class HealthSettings(_Section):
+    """When a replica is taken for broken, and replaced.
+
+    max_pass_s: a forward pass that takes longer counts as one that never ends. Well above the longest that there is on
+      a busy machine, or replicas that are merely slow would be replaced
+    """
+
+    max_pass_s: float = Field(default=60.0, gt=0, le=86_400)
+
+
 class Settings(_Section):
     """Everything that the application needs to know besides the deployments' own options."""
 
@@ -267,6 +277,7 @@ class Settings(_Section):
     label_sets: LabelSetSettings = Field(default_factory=LabelSetSettings)
     dialects: DialectSettings = Field(default_factory=DialectSettings)
     threads: ThreadSettings = Field(default_factory=ThreadSettings)
+    health: HealthSettings = Field(default_factory=HealthSettings)
 
     @model_validator(mode="after")
     def _check_fit(self) -> "Settings":

@@ -61,6 +61,7 @@ LAYERS = {
         "wire",
         "http.*",
         "workers",
+        "health",
         "model",
         "label_lint",
         "encoder",

@@ -1,11 +1,19 @@
-"""Replicas follow the tokens that wait: up at once, down slowly."""
+"""Replicas follow the tokens that wait, and how busy they are: up at once, down slowly."""
 
 from typing import Any
 
 import pytest
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from deploy.autoscaling import TARGET_TOKENS_PER_REPLICA, tokens_waiting_policy
+from deploy.autoscaling import (
+    TARGET_BUSY_SHARE,
+    TARGET_TOKENS_PER_REPLICA,
+    scorers_busy_policy,
+    tokens_waiting_policy,
+)
+from deploy.encoder import Encoder
+from deploy.settings import Settings
+from deploy.wire import EncodeBatch, Priority
 
 ONE = TARGET_TOKENS_PER_REPLICA
 DELAY_S = 60.0
@@ -15,6 +23,7 @@ def context(
     *,
     in_hand: dict[str, float] | None = None,
     queued: dict[str, float] | None = None,
+    busy: dict[str, float] | None = None,
     target: int = 1,
     state: dict[str, Any] | None = None,
     now: float = 1_000.0,
@@ -24,6 +33,8 @@ def context(
         metrics["tokens_in_hand"] = in_hand
     if queued is not None:
         metrics["tokens_queued"] = queued
+    if busy is not None:
+        metrics["busy_share"] = busy
     return AutoscalingContext(
         deployment_id=None,  # type: ignore[arg-type]  # the policy doesn't look
         deployment_name="Encoder",
@@ -94,3 +105,38 @@ def test_the_state_of_others_is_left_alone() -> None:
     _, state = tokens_waiting_policy(context(in_hand={"a": 3 * ONE}, target=1, state=given))
     assert given == {"less_since": 0.0, "other": 1}
     assert state == {"other": 1}
+
+
+@pytest.mark.parametrize(
+    ("busy", "wanted"),
+    [
+        (None, 1),
+        ({"a": 0.0}, 1),
+        ({"a": TARGET_BUSY_SHARE}, 1),
+        ({"a": 0.75}, 2),
+        ({"a": 1.0, "b": 1.0}, 3),
+        ({"a": 0.3, "b": 0.2}, 1),
+    ],
+)
+def test_scorers_for_the_time_that_they_compute(busy: dict[str, float] | None, wanted: int) -> None:
+    """So many scorers that each is busy 70 % of the time; at least one."""
+    assert scorers_busy_policy(context(busy=busy))[0] == wanted
+
+
+def test_scorers_go_slowly_too() -> None:
+    """Idle scorers stay for the delay, as encoders do."""
+    target, state = scorers_busy_policy(context(busy={"a": 0.0, "b": 0.0}, target=2, now=0.0))
+    assert target == 2
+    assert scorers_busy_policy(context(busy={"a": 0.0}, target=2, state=state, now=DELAY_S))[0] == 1
+
+
+async def test_a_queue_that_is_gone(bert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder tells what its last sender had waiting, but not for ever once it has nothing to do itself."""
+    encoder = Encoder(Settings.parse({"model": {"device": "cpu"}}), bert.served)
+    fingerprint = (await encoder.describe()).fingerprint
+    tokens = bert.served.tokenizer.documents(["rain"]).tokens
+    await encoder.encode(EncodeBatch.of(fingerprint, tokens, Priority.DOCUMENTS, 5_000))
+    assert encoder.record_autoscaling_stats() == {"tokens_in_hand": 0.0, "tokens_queued": 5_000.0}
+    monkeypatch.setattr("deploy.encoder.REPORT_AGE_S", 0.0)
+    assert encoder.record_autoscaling_stats()["tokens_queued"] == 0.0
+    await encoder.close()
