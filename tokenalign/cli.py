@@ -25,12 +25,13 @@ TEXTS_AT_A_TIME = 256  # answers of a long input appear while the rest is still 
 DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 
 # Their modules need torch, so they are imported only when one of them runs; what `--help` says of them stands here.
-TRAINING, BULK = "tokenalign.training.commands", "tokenalign.bulk.commands"
+TRAIN, EVALUATE, CALIBRATE = (f"tokenalign.training.{name}_command" for name in ("train", "evaluate", "calibrate"))
+BULK = "tokenalign.bulk.commands"
 COMMANDS = {
     "batch": (BULK, "add_batch_parser", "classify the texts of a file; a stopped run goes on"),
-    "train": (TRAINING, "add_train_parser", "train a head on a frozen backbone"),
-    "evaluate": (TRAINING, "add_evaluate_parser", "measure a head on a test split, beside the cosine baseline"),
-    "calibrate": (TRAINING, "add_calibrate_parser", "fit independent scores (multi_label) of a head that has none"),
+    "train": (TRAIN, "add_train_parser", "train a head on a frozen backbone"),
+    "evaluate": (EVALUATE, "add_evaluate_parser", "measure heads on messages with labels, beside baselines"),
+    "calibrate": (CALIBRATE, "add_calibrate_parser", "fit the calibrations of a head that has none"),
 }
 
 EXAMPLE = """example:

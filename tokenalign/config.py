@@ -44,6 +44,20 @@ class MultiLabelCalibration(_Frozen):
     bias: float = Field(allow_inf_nan=False)
 
 
+class AbstentionCalibration(_Frozen):
+    """The least best score of a text that has one of the labels; applied where `min_score` is "calibrated".
+
+    kept: the share of the texts that it was fitted on which reach it; labels: candidates that these had, on which a
+    softmax score depends
+    min_score: of the softmax over the candidates; multi_label_min_score: of independent scores, None without them
+    """
+
+    kept: float = Field(gt=0, lt=1)
+    labels: int = Field(ge=1)
+    min_score: float = Field(ge=0, le=1)
+    multi_label_min_score: float | None = Field(default=None, ge=0, le=1)
+
+
 def _template_with(field: str) -> Any:
     def check(template: str) -> str:
         if template.count("{" + field + "}") != 1:
@@ -63,6 +77,7 @@ class ModelConfig(_Frozen):
     max_length: tokens of a document or a label, template and special tokens included
     temperature: logits are divided by it; fitted on validation data after training
     multi_label: makes independent probabilities of logits; fitted likewise, None where it was not
+    abstention: the score below which a caller may ask for no label; fitted likewise
     label_template: boilerplate around a description; context for its tokens, never scored
     provenance: how the head was made; free-form, kept as it is
     """
@@ -80,6 +95,7 @@ class ModelConfig(_Frozen):
     label_template: Annotated[str, _template_with("label")] = "{label}"
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     multi_label: MultiLabelCalibration | None = None
+    abstention: AbstentionCalibration | None = None
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

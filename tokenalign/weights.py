@@ -186,4 +186,6 @@ def model_fingerprint(label_fingerprint: str, config: ModelConfig) -> str:
     }
     if config.multi_label is not None:  # a head without one keeps the fingerprint that it always had
         parts["multi_label"] = config.multi_label.model_dump()
+    if config.abstention is not None:
+        parts["abstention"] = config.abstention.model_dump()
     return fingerprint_of(parts)

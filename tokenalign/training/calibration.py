@@ -1,6 +1,7 @@
 """What makes probabilities honest, fitted after training on messages that selected nothing.
 
-The temperature of the softmax over the candidates, and the scaling of each logit by itself for `multi_label`.
+The temperature of the softmax over the candidates, the scaling of each logit by itself for `multi_label`, and the score
+below which no label should be named.
 """
 
 import math
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenalign.config import MultiLabelCalibration
+from tokenalign.config import AbstentionCalibration, MultiLabelCalibration
 from tokenalign.evaluation import (
     FloatArray,
     IndexArray,
@@ -18,10 +19,11 @@ from tokenalign.evaluation import (
     pair_negative_log_likelihood,
     softmax_at,
 )
-from tokenalign.results import independent_scores
+from tokenalign.results import independent_scores, softmax
 
 LOWEST, HIGHEST = 0.01, 100.0
 NEWTON_STEPS = 100
+KEPT_SHARE = 0.95
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -95,6 +97,26 @@ def multi_label_figures(logits: FloatArray, targets: IndexArray, calibration: Mu
         "pair_nll": pair_negative_log_likelihood(probabilities, holds),
         "pair_ece": pair_calibration_error(probabilities, holds),
     }
+
+
+def fit_abstention(
+    logits: FloatArray, multi_label: MultiLabelCalibration | None, kept: float = KEPT_SHARE
+) -> AbstentionCalibration:
+    """The highest limits of the best score that at least `kept` of these examples reach.
+
+    logits: `[examples, classes]`, divided by the temperature, of examples that have one of the classes each. Whether
+    the best label is the right one plays no part: the limit says what a text that has a label here looks like.
+    """
+
+    def limit(scores: FloatArray) -> float:
+        return float(np.quantile(scores.max(axis=1), 1 - kept, method="lower"))
+
+    return AbstentionCalibration(
+        kept=kept,
+        labels=logits.shape[1],
+        min_score=limit(softmax(logits)),
+        multi_label_min_score=None if multi_label is None else limit(independent_scores(logits, multi_label)),
+    )
 
 
 def _holds(logits: FloatArray, targets: IndexArray) -> NDArray[np.bool_]:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,17 +17,22 @@ from tokenalign.config import CONFIG_FILE, BackboneReference, ModelConfig, finge
 from tokenalign.errors import TrainingError
 from tokenalign.evaluation import Metrics, evaluate, softmax_at
 from tokenalign.head import AlignmentHead
-from tokenalign.training.calibration import fit_multi_label, fit_temperature, multi_label_figures
+from tokenalign.training.calibration import fit_abstention, fit_multi_label, fit_temperature, multi_label_figures
 from tokenalign.training.checkpoint import CHECKPOINT_FILE
 from tokenalign.training.encoder import MINILM, Encoder, load_encoder
 from tokenalign.training.material import PUBLIC_SOURCES, Material, OnFeatures, Sources, Validation, prepare
+from tokenalign.training.own_data import OwnFiles, read_own
+from tokenalign.training.own_run import for_labels, prepare_own, write_labels
 from tokenalign.training.recipes import Recipe
-from tokenalign.training.splits import describe, partition_hashes
+from tokenalign.training.splits import Split, describe, partition_hashes
 from tokenalign.training.trainer import OnEpoch, OnProgress, Trained, train_head, validation_logits
 from tokenalign.weights import save_head
 
 HISTORY_FILE = "history.json"
 PARTITIONS_FILE = "partitions.json"
+
+
+OnSplit = Callable[[Split, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +41,7 @@ class RunOptions:
 
     output: a folder that is empty or absent, or holds the interrupted run when `resume`
     feature_dir: where token states are kept; runs share it
+    own: the user's data to train on instead of the recipe's
     head_shape: width, blocks, heads or ffn_width where they shouldn't be the card's
     """
 
@@ -49,6 +56,7 @@ class RunOptions:
     cache_dir: str | os.PathLike[str] | None = None
     local_only: bool = False
     resume: bool = False
+    own: OwnFiles | None = None
     sources: Sources = PUBLIC_SOURCES
     head_shape: tuple[tuple[str, int], ...] = ()
 
@@ -56,17 +64,20 @@ class RunOptions:
 def run_training(
     options: RunOptions,
     *,
+    on_split: OnSplit | None = None,
     on_features: OnFeatures | None = None,
     on_progress: OnProgress | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> ModelConfig:
     """The configuration of the head that now lies in `options.output`, its provenance and validation figures in it.
 
-    Beside config.json and model.safetensors the folder gets history.json and partitions.json. Raises `TrainingError`
-    when the folder is in use, `DataError` when the data isn't what it should be.
+    Beside config.json and model.safetensors the folder gets history.json and partitions.json, and labels.jsonl where
+    the data is the user's own. Raises `TrainingError` when the folder is in use, `DataError` when the data isn't what
+    it should be.
     """
     check_output(options.output, options.resume)
-    recipe = options.recipe
+    own = None if options.own is None else read_own(options.own)  # before the encoder is loaded, which takes seconds
+    recipe = options.recipe if own is None else for_labels(options.recipe, own.labels)
     encoder = load_encoder(
         options.backbone,
         name=recipe.name,
@@ -78,18 +89,34 @@ def run_training(
     )
     config = encoder.config.model_copy(update=dict(options.head_shape))
     config = ModelConfig.parse(config.model_dump())  # a copy skips validation
-    material = prepare(
-        recipe,
-        options.seed,
-        encoder,
-        data_dir=options.data_dir,
-        feature_dir=options.feature_dir,
-        local_only=options.local_only,
-        sources=options.sources,
-        on_features=on_features,
-    )
+    if own is None or options.own is None:
+        material = prepare(
+            recipe,
+            options.seed,
+            encoder,
+            data_dir=options.data_dir,
+            feature_dir=options.feature_dir,
+            local_only=options.local_only,
+            sources=options.sources,
+            on_features=on_features,
+        )
+    else:
+        material = prepare_own(
+            recipe,
+            options.seed,
+            encoder,
+            own,
+            options.own.split,
+            feature_dir=options.feature_dir,
+            on_features=on_features,
+        )
+    if on_split is not None:
+        full = sum(int((store.lengths >= config.max_length).sum()) for store in material.messages.stores)
+        on_split(material.split, full)
     provenance = provenance_of(recipe, options.seed, encoder, material)
     options.output.mkdir(parents=True, exist_ok=True)
+    if own is not None:
+        write_labels(options.output, own.labels)
     trained = train_head(
         recipe,
         options.seed,
@@ -160,6 +187,7 @@ def _save(
         update={
             "temperature": temperature,
             "multi_label": multi_label,
+            "abstention": fit_abstention(logits / temperature, multi_label),
             "provenance": provenance | {"training": figures},
         }
     )

@@ -10,12 +10,14 @@ import pytest
 
 from tokenalign.config import ModelConfig
 from tokenalign.errors import InputError, TrainingError
-from tokenalign.training import commands
+from tokenalign.training import calibrate_command, evaluate_command, train_command
 from tokenalign.training.assessment import AssessOptions
-from tokenalign.training.commands import add_calibrate_parser, add_evaluate_parser, add_train_parser
+from tokenalign.training.calibrate_command import add_calibrate_parser
+from tokenalign.training.evaluate_command import add_evaluate_parser
 from tokenalign.training.material import Sources
 from tokenalign.training.recipes import RECIPES, Recipe, recipe_named
 from tokenalign.training.run import RunOptions
+from tokenalign.training.train_command import add_train_parser
 
 Run = Callable[..., int]
 
@@ -32,8 +34,9 @@ def run(
     """Runs a command line on the small data and gives its exit code."""
     monkeypatch.setitem(RECIPES, card_like.name, card_like)
     small = (("width", 32), ("ffn_width", 64))
-    monkeypatch.setattr(commands, "RunOptions", partial(RunOptions, sources=small_sources, head_shape=small))
-    monkeypatch.setattr(commands, "AssessOptions", partial(AssessOptions, sources=small_sources))
+    monkeypatch.setattr(train_command, "RunOptions", partial(RunOptions, sources=small_sources, head_shape=small))
+    for command in (evaluate_command, calibrate_command):
+        monkeypatch.setattr(command, "AssessOptions", partial(AssessOptions, sources=small_sources))
 
     def call(command: str, *words: str) -> int:
         parser = argparse.ArgumentParser()

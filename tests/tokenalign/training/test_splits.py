@@ -8,7 +8,15 @@ from tokenalign.errors import DataError
 from tokenalign.training.data import BANKING_DOMAINS, Corpus, Example, normalised, read_banking77, read_clinc150
 from tokenalign.training.recipes import RECIPES
 from tokenalign.training.sources import BANKING77, CLINC150, ensure_files
-from tokenalign.training.splits import Split, describe, make_split, partition_hashes, shared_texts, split_labels
+from tokenalign.training.splits import (
+    Duplicates,
+    Split,
+    describe,
+    make_split,
+    partition_hashes,
+    shared_texts,
+    split_labels,
+)
 
 SIZES = (2, 2, 2)
 
@@ -65,7 +73,11 @@ def test_texts_across_partitions_stay_in_the_held_out_one() -> None:
         3,
         SIZES,
     )
-    assert split.removed == {"test": 1, "validation": 0, "train": 2}
+    assert split.removed == {
+        "test": Duplicates(normalised=1),
+        "validation": Duplicates(),
+        "train": Duplicates(normalised=2, other_label=2),
+    }
     assert len(split.partitions["train"]) == len(plain.partitions["train"]) + 1
     assert shared_texts(split) == {"test": 0, "validation_select": 0, "validation_calibrate": 0}
 
