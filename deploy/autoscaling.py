@@ -11,27 +11,58 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
+from tokenalign.errors import ConfigError
+
 TARGET_TOKENS_PER_REPLICA = 16_384.0
 TARGET_BUSY_SHARE = 0.7
 
 
-def tokens_waiting_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """(replicas wanted, policy state): one for each 16,384 tokens that are in work or wait.
+class TokensWaiting:
+    """An encoder for each so many tokens that are in work or wait.
 
-    Ray Serve calls it; name it as `autoscaling_config.policy.policy_function`. Serve applies the bounds; this function
-    scales up at once, and down by one replica at a time after `downscale_delay_s` of less need.
+    Ray Serve calls it; name it as `autoscaling_config.policy.policy_function`, and the target in `policy_kwargs` where
+    it is to be another. Serve applies the bounds; the policy scales up at once, and down by one replica at a time after
+    `downscale_delay_s` of less need.
     """
-    metrics = context.aggregated_metrics or {}
-    in_hand = sum(metrics.get("tokens_in_hand", {}).values())
-    # Every ingress tells every replica about its own queue: the largest report stands for all, not their sum.
-    queued = max(metrics.get("tokens_queued", {}).values(), default=0.0)
-    return _slowly_down(context, math.ceil((in_hand + queued) / TARGET_TOKENS_PER_REPLICA))
+
+    def __init__(self, tokens_per_replica: float = TARGET_TOKENS_PER_REPLICA) -> None:
+        self._tokens_per_replica = _positive("tokens_per_replica", tokens_per_replica)
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """(replicas wanted, policy state)."""
+        metrics = context.aggregated_metrics or {}
+        in_hand = sum(metrics.get("tokens_in_hand", {}).values())
+        # Every ingress tells every replica about its own queue: the largest report stands for all, not their sum.
+        queued = max(metrics.get("tokens_queued", {}).values(), default=0.0)
+        return _slowly_down(context, math.ceil((in_hand + queued) / self._tokens_per_replica))
+
+
+class ScorersBusy:
+    """So many scorers that each computes this share of the time. Otherwise as `TokensWaiting`."""
+
+    def __init__(self, busy_share: float = TARGET_BUSY_SHARE) -> None:
+        self._busy_share = _positive("busy_share", busy_share)
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """(replicas wanted, policy state)."""
+        busy = (context.aggregated_metrics or {}).get("busy_share", {})
+        return _slowly_down(context, math.ceil(sum(busy.values()) / self._busy_share))
+
+
+def tokens_waiting_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """`TokensWaiting` with 16,384 tokens for each encoder."""
+    return TokensWaiting()(context)
 
 
 def scorers_busy_policy(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """(replicas wanted, policy state): so many that each computes 70 % of the time. Otherwise as above."""
-    busy = (context.aggregated_metrics or {}).get("busy_share", {})
-    return _slowly_down(context, math.ceil(sum(busy.values()) / TARGET_BUSY_SHARE))
+    """`ScorersBusy` with 70 % of the time."""
+    return ScorersBusy()(context)
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ConfigError(f"policy_kwargs.{name}: must be more than 0; it is {value}")
+    return value
 
 
 def _slowly_down(context: AutoscalingContext, wanted: int) -> tuple[int, dict[str, Any]]:

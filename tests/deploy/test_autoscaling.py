@@ -8,12 +8,15 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext
 from deploy.autoscaling import (
     TARGET_BUSY_SHARE,
     TARGET_TOKENS_PER_REPLICA,
+    ScorersBusy,
+    TokensWaiting,
     scorers_busy_policy,
     tokens_waiting_policy,
 )
 from deploy.encoder import Encoder
 from deploy.settings import Settings
 from deploy.wire import EncodeBatch, Priority
+from tokenalign.errors import ConfigError
 
 ONE = TARGET_TOKENS_PER_REPLICA
 DELAY_S = 60.0
@@ -140,3 +143,11 @@ async def test_a_queue_that_is_gone(bert: Any, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("deploy.encoder.REPORT_AGE_S", 0.0)
     assert encoder.record_autoscaling_stats()["tokens_queued"] == 0.0
     await encoder.close()
+
+
+def test_other_targets() -> None:
+    """The targets are keywords of the policies, as `policy_kwargs` gives them; nonsense is refused by name."""
+    assert TokensWaiting(tokens_per_replica=100)(context(in_hand={"a": 250.0}))[0] == 3
+    assert ScorersBusy(busy_share=0.5)(context(busy={"a": 0.6}))[0] == 2
+    with pytest.raises(ConfigError, match=r"policy_kwargs\.busy_share"):
+        ScorersBusy(busy_share=0)
