@@ -474,7 +474,8 @@ def _template(query: ClassifyQuery, head: ServedModel) -> str | None:
 def _question(query: ClassifyQuery, head: ServedModel) -> Question:
     check_multi_label(query.multi_label, head.config)
     in_windows = query.long_text == "window"  # the best label's matches say which window is the best
-    return Question(0, 0, query.explain or in_windows, query.top_k, query.multi_label, query.thresholds)
+    thresholds = query.thresholds.resolved(head.config, multi_label=query.multi_label)
+    return Question(0, 0, query.explain or in_windows, query.top_k, query.multi_label, thresholds)
 
 
 def _placed(answer: Answer | TokenAlignError, item: _Item) -> Answer | TokenAlignError:

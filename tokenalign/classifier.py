@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack, overload
 import numpy as np
 import torch
 
-from tokenalign.abstention import Thresholds
+from tokenalign.abstention import MinScore, Thresholds
 from tokenalign.backbone import DEFAULT_MAX_BATCH_TOKENS, Backbone, DType
 from tokenalign.config import ModelConfig, MultiLabelCalibration
 from tokenalign.errors import InputError, Loc
@@ -62,7 +62,7 @@ class ClassifyOptions(TypedDict, total=False):
     return_logits: bool
     top_k: int | None
     multi_label: bool
-    min_score: float | None
+    min_score: MinScore
     min_margin: float | None
     long_text: LongTextMode
     window_stride: int | None
@@ -227,7 +227,7 @@ class TokenAlignClassifier:
         return_logits: bool = False,
         top_k: int | None = None,
         multi_label: bool = False,
-        min_score: float | None = None,
+        min_score: MinScore = None,
         min_margin: float | None = None,
         long_text: LongTextMode = "truncate",
         window_stride: int | None = None,
@@ -243,7 +243,7 @@ class TokenAlignClassifier:
         multi_label: each score is the probability that its label holds, whatever the other candidates, instead of a
             softmax over them; one label is then enough, and the model must have a calibration for it
         min_score, min_margin: the least score of the best label, and its least lead over the second best; where it is
-            lower, `label` is None and `abstained` says why
+            lower, `label` is None and `abstained` says why; min_score "calibrated" is the limit fitted with the model
         long_text: of a text that has too many tokens, "truncate" cuts the end and says so, "window" reads all of it in
             windows that overlap, at most `max_windows`, and "error" refuses it
         window_stride: tokens from one window's start to the next's; half a window by default
@@ -259,6 +259,7 @@ class TokenAlignClassifier:
         fewest = min_labels(return_logits=return_logits, multi_label=multi_label)
         sets = label_sets(labels, len(given), min_labels=fewest)
         thresholds = Thresholds.of(min_score, min_margin, fewest_labels=min(len(candidates) for candidates in sets))
+        thresholds = thresholds.resolved(self.config, multi_label=multi_label)
         locs = [("text",) if single else ("texts", i) for i in range(len(given))]
         checked = [check_text(text, loc, MAX_TEXT_CHARS) for text, loc in zip(given, locs, strict=True)]
         asked = _Asked(explain, return_logits, top_k, calibration, thresholds, reading, max_batch_tokens)

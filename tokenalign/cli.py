@@ -115,7 +115,12 @@ def _parser() -> argparse.ArgumentParser:
     answer.add_argument(
         "--multi-label", action="store_true", help="score each label by itself; then one label is enough"
     )
-    answer.add_argument("--min-score", type=float, metavar="P", help="name no label when the best score is lower")
+    answer.add_argument(
+        "--min-score",
+        type=_min_score,
+        metavar="P",
+        help="name no label when the best score is lower; `calibrated` is the model's own limit",
+    )
     answer.add_argument("--min-margin", type=float, metavar="P", help="nor when its lead over the second is smaller")
     answer.add_argument(
         "--long-text",
@@ -126,6 +131,13 @@ def _parser() -> argparse.ArgumentParser:
     answer.add_argument("--window-stride", type=int, metavar="TOKENS", help="from one window to the next")
     answer.add_argument("--json", action="store_true", help="one JSON object per text and line, nothing else on stdout")
     return parser
+
+
+def _min_score(word: str) -> float | str:
+    try:
+        return word if word == "calibrated" else float(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1, or `calibrated`, not {word!r}") from error
 
 
 def _classify(options: argparse.Namespace) -> int:

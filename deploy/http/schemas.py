@@ -64,6 +64,12 @@ _Count = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum":
 _Fraction = Annotated[
     Any, WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "null"}]})
 ]
+_MinScore = Annotated[
+    Any,
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"const": "calibrated"}, {"type": "null"}]}
+    ),
+]
 _LongText = Annotated[Any, WithJsonSchema({"enum": ["truncate", "window", "error"]})]
 _Template = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string", "pattern": "[{]label[}]"}, {"type": "null"}]})]
 
@@ -110,8 +116,10 @@ class ClassifyRequest(BaseModel):
         description="Each score is the probability that its label holds, whatever the other candidates; one label is "
         "then enough, and the model must have a calibration for it.",
     )
-    min_score: _Fraction = Field(
-        default=None, description="A best score below it gives no label; `abstained` says why, scores stay."
+    min_score: _MinScore = Field(
+        default=None,
+        description="A best score below it gives no label; `abstained` says why, scores stay. 'calibrated' is the "
+        "limit that was fitted with the model, where it has one.",
     )
     min_margin: _Fraction = Field(
         default=None, description="A lead of the best score over the second best below it gives no label, likewise."

@@ -121,6 +121,8 @@ async def test_options_are_the_heads(heads: Stack) -> None:
     assert (await heads.post(text="card", labels=["a"], model="second", multi_label=True)).status_code == 200
     refused = await heads.post(text="card", labels=["a"], multi_label=True)
     assert (refused.status_code, refused.json()["loc"]) == (422, ["multi_label"])
+    refused = await heads.post(text="card", labels=LABELS, min_score="calibrated")
+    assert (refused.status_code, refused.json()["loc"]) == (422, ["min_score"])
     for name, status in (("second", 422), (None, 200)):
         response = await heads.post(text="card", labels=LABELS, model=name, long_text="window", window_stride=90)
         assert response.status_code == status

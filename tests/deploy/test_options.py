@@ -35,6 +35,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "multi_label, one label": {"multi_label": True, "labels": ["card"], "min_score": 0.5},
     "min_score never reached": {"min_score": 1.0, "explain": True},
     "min_score always reached": {"min_score": 0.0},
+    "min_score of the model's own": {"min_score": "calibrated"},
+    "its own of independent scores": {"min_score": "calibrated", "multi_label": True},
     "min_margin": {"min_margin": 0.9, "top_k": 1, "return_logits": True},
     "both": {"min_score": 0.2, "min_margin": 0.1, "multi_label": True},
     "template": {"label_template": TEMPLATE, "explain": "all", "return_logits": True},
@@ -83,7 +85,8 @@ def without_warnings(results: list[Any]) -> list[Any]:
 @pytest.fixture(scope="session")
 def calibrated(load_pair: Any, make_head: Any, bert_backbone: Path) -> Any:
     """A random head on the tiny BERT that has a calibration for independent scores."""
-    return load_pair(make_head(bert_backbone, multi_label={"scale": 0.7, "bias": -1.5}))
+    abstention = {"kept": 0.95, "labels": 4, "min_score": 0.99, "multi_label_min_score": 0.01}
+    return load_pair(make_head(bert_backbone, multi_label={"scale": 0.7, "bias": -1.5}, abstention=abstention))
 
 
 @pytest.fixture(params=["calibrated", "minilm"])

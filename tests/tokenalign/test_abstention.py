@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tokenalign.abstention import Thresholds
+from tokenalign.config import ModelConfig
 from tokenalign.errors import InputError
 
 SCORES = np.array([0.125, 0.625, 0.25], dtype=np.float32)
@@ -49,3 +50,39 @@ def test_a_margin_needs_two_labels() -> None:
         Thresholds.of(min_margin=0.1, fewest_labels=1)
     assert caught.value.loc == ("min_margin",)
     assert Thresholds.of(min_score=0.1, fewest_labels=1).abstention(SCORES[:1]) is None
+
+
+def config(**abstention: Any) -> ModelConfig:
+    """A configuration whose head has been calibrated so, or not at all."""
+    fitted = {"abstention": {"kept": 0.95, "labels": 3, **abstention}} if abstention else {}
+    return ModelConfig.parse({"backbone": {"reference": "x/y"}, "backbone_width": 8, **fitted})
+
+
+def test_a_calibrated_limit_is_the_models() -> None:
+    """It is taken from the configuration, another one for independent scores; unasked nothing changes."""
+    asked = Thresholds.of("calibrated", 0.1)
+    model = config(min_score=0.7, multi_label_min_score=0.2)
+    assert asked.resolved(model, multi_label=False) == Thresholds(0.7, 0.1)
+    assert asked.resolved(model, multi_label=True) == Thresholds(0.2, 0.1)
+    assert Thresholds.of(0.5).resolved(model, multi_label=False) == Thresholds(0.5)
+    assert Thresholds.of().resolved(config(), multi_label=False) == Thresholds()
+
+
+@pytest.mark.parametrize(
+    ("model", "multi_label", "words"),
+    [
+        (config(), False, "has no calibrated limit; fit one with `tokenalign calibrate FOLDER`"),
+        (config(min_score=0.7), True, "has no calibrated limit for independent scores"),
+    ],
+)
+def test_a_model_without_a_calibrated_limit(model: ModelConfig, multi_label: bool, words: str) -> None:
+    """The error names the model and how to get one."""
+    with pytest.raises(InputError, match=words) as caught:
+        Thresholds.of("calibrated").resolved(model, multi_label=multi_label)
+    assert caught.value.loc == ("min_score",)
+
+
+def test_a_margin_is_never_calibrated() -> None:
+    """Only the score has a limit of the model's own."""
+    with pytest.raises(InputError, match="from 0 to 1"):
+        Thresholds.of(min_margin="calibrated")

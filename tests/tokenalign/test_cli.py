@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tokenalign.backbone import DTYPES
-from tokenalign.cli import COMMANDS, DTYPE_NAMES, TRAINING, main
+from tokenalign.cli import COMMANDS, DTYPE_NAMES, TRAIN, main
 from tokenalign.terminal import cut_notice, match_line, one_line
 
 LABELS = ["--labels", "card payment", "cash"]
@@ -289,10 +289,10 @@ def test_errors_of_commands_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys
     def run(options: Namespace) -> int:
         raise ConfigError("data set: not there")
 
-    module = ModuleType(TRAINING)
+    module = ModuleType(TRAIN)
     add_parser: Any = lambda subparsers: subparsers.add_parser("train").set_defaults(run=run)  # noqa: E731
     monkeypatch.setattr(module, "add_train_parser", add_parser, raising=False)
-    monkeypatch.setitem(sys.modules, TRAINING, module)
+    monkeypatch.setitem(sys.modules, TRAIN, module)
     assert main(["train"]) == 2
     assert capsys.readouterr().err == "error: data set: not there\n"
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict
 from urllib.parse import urlsplit, urlunsplit
 
 import tokenalign
+from tokenalign.abstention import MinScore
 from tokenalign.errors import ConfigError, InputError
 from tokenalign.labels import Label, LabelSet
 from tokenalign.results import Explain
@@ -24,7 +25,7 @@ class ClassifyOptions(TypedDict, total=False):
     return_logits: bool
     top_k: int | None
     multi_label: bool
-    min_score: float | None
+    min_score: MinScore
     min_margin: float | None
     long_text: Literal["truncate", "window", "error"]
     window_stride: int | None

@@ -5,10 +5,11 @@ import pytest
 
 from tokenalign.config import MultiLabelCalibration
 from tokenalign.evaluation import negative_log_likelihood, pair_negative_log_likelihood, softmax_at
-from tokenalign.results import independent_scores
+from tokenalign.results import independent_scores, softmax
 from tokenalign.training.calibration import (
     HIGHEST,
     LOWEST,
+    fit_abstention,
     fit_multi_label,
     fit_temperature,
     multi_label_figures,
@@ -92,3 +93,19 @@ def test_figures_are_over_pairs() -> None:
     assert figures == {"examples": 3, "classes": 2, "pair_nll": pytest.approx(np.log(2)), "pair_ece": 0.0}
     sure = multi_label_figures(np.array([[50.0, 50.0]]), np.array([0]), calibration)
     assert sure["pair_ece"] == pytest.approx(0.5)
+
+
+def test_the_limit_keeps_the_share_it_says() -> None:
+    """Of the examples it was fitted on 95 % reach it, and no higher score of theirs would keep as many."""
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(1_000, 4)) * 3
+    fitted = fit_abstention(logits, MultiLabelCalibration(scale=0.8, bias=-1))
+    best = softmax(logits).max(axis=1)
+    assert fitted.labels == 4
+    assert (best >= fitted.min_score).mean() >= 0.95
+    assert (best >= np.nextafter(np.float32(fitted.min_score), np.float32(1))).mean() < 0.951
+    assert fitted.multi_label_min_score is not None
+    independent = independent_scores(logits, MultiLabelCalibration(scale=0.8, bias=-1)).max(axis=1)
+    assert 0.95 <= (independent >= fitted.multi_label_min_score).mean() < 0.952
+    assert fit_abstention(logits, None).multi_label_min_score is None
+    assert fit_abstention(logits, None, kept=0.5).min_score > fitted.min_score
