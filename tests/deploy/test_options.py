@@ -35,8 +35,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "multi_label, one label": {"multi_label": True, "labels": ["card"], "min_score": 0.5},
     "min_score never reached": {"min_score": 1.0, "explain": True},
     "min_score always reached": {"min_score": 0.0},
-    "min_score of the model's own": {"min_score": "calibrated"},
-    "its own of independent scores": {"min_score": "calibrated", "multi_label": True},
     "min_margin": {"min_margin": 0.9, "top_k": 1, "return_logits": True},
     "both": {"min_score": 0.2, "min_margin": 0.1, "multi_label": True},
     "template": {"label_template": TEMPLATE, "explain": "all", "return_logits": True},
@@ -113,6 +111,17 @@ async def test_answers_are_the_librarys(served: Stack, pair: Any, name: str) -> 
     documented = ClassifyResponse.model_validate(answer)
     assert all(result.keys() <= ResultSchema.model_fields.keys() for result in answer["results"])
     assert [result.label for result in documented.results] == [result["label"] for result in expected]
+
+
+@pytest.mark.parametrize(("multi_label", "limit"), [(False, 0.99), (True, 0.01)])
+async def test_the_models_own_limit(calibrated: Any, run_stack: RunStack, multi_label: bool, limit: float) -> None:
+    """`calibrated` asks for the limit in the head's configuration, which independent scores have another of."""
+    options: dict[str, Any] = {"multi_label": multi_label, "top_k": 1}
+    async with run_stack(calibrated) as served:
+        own = await served.ask(texts=TEXTS, labels=LABELS, min_score="calibrated", **options)
+        stated = await served.ask(texts=TEXTS, labels=LABELS, min_score=limit, **options)
+    assert own["results"] == stated["results"]
+    assert {result["label"] is None for result in own["results"]} == {not multi_label}
 
 
 async def test_neighbours_in_a_batch_ask_differently(served: Stack, pair: Any, until: Any) -> None:
