@@ -42,7 +42,14 @@ from deploy.wire import (
     ScoredBatch,
     check_fingerprint,
 )
-from tokenalign.errors import ConfigError, FingerprintMismatchError, InputError, TokenAlignError
+from tokenalign.errors import (
+    ConfigError,
+    DeviceMemoryError,
+    FingerprintMismatchError,
+    InputError,
+    NumericalError,
+    TokenAlignError,
+)
 from tokenalign.label_files import LabelFile
 from tokenalign.labels import LabelSet
 from tokenalign.long_text import LongText
@@ -385,13 +392,26 @@ class Ingress:
         for i, item in enumerate(items):
             by_head.setdefault(item.head, []).append(i)
         parts = await asyncio.gather(
-            *(self._dispatch_head(name, [items[i] for i in of_head], info) for name, of_head in by_head.items()),
+            *(self._dispatch_apart(name, [items[i] for i in of_head], info) for name, of_head in by_head.items()),
             return_exceptions=True,
         )
         answers: dict[int, Answer | BaseException] = {}
         for of_head, part in zip(by_head.values(), parts, strict=True):
             answers |= zip(of_head, [part] * len(of_head) if isinstance(part, BaseException) else part, strict=True)
         return [answers[i] for i in range(len(items))]
+
+    async def _dispatch_apart(
+        self, name: str, items: Sequence[_Item], info: BatchInfo
+    ) -> Sequence[Answer | BaseException]:
+        """As above, of one head; where a text can't be encoded, halves of the batch are tried until it fails alone."""
+        try:
+            return await self._dispatch_head(name, items, info)
+        except (NumericalError, DeviceMemoryError) as error:
+            if len(items) == 1:
+                return [error]
+            half = len(items) // 2
+            parts = [await self._dispatch_apart(name, part, info) for part in (items[:half], items[half:])]
+            return [answer for part in parts for answer in part]
 
     async def _dispatch_head(
         self, name: str, items: Sequence[_Item], info: BatchInfo
