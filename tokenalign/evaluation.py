@@ -48,6 +48,27 @@ class Metrics:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class ReliabilityBin:
+    """The examples whose confidence lies in (low, high]: how many, their mean confidence and their accuracy."""
+
+    low: float
+    high: float
+    examples: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Confusion:
+    """How often `predicted` was answered where `label` was right, and which share of that label's examples it is."""
+
+    label: str
+    predicted: str
+    examples: int
+    share: float
+
+
 def evaluate(probabilities: FloatArray, targets: IndexArray, labels: tuple[str, ...]) -> Metrics:
     """All figures of `probabilities`, the columns being `labels`; `InputError` where the arrays don't fit."""
     if probabilities.ndim != 2 or probabilities.shape != (len(targets), len(labels)) or not len(targets):
@@ -130,11 +151,45 @@ def expected_calibration_error(probabilities: FloatArray, targets: IndexArray, b
 
     Source: Guo et al., 2017, eq. 3: bins ((m-1)/M, m/M], the confidence being the largest probability.
     """
+    found = reliability(probabilities, targets, bins)
+    return sum(bin_.examples * abs(bin_.accuracy - bin_.confidence) for bin_ in found) / len(targets)
+
+
+def reliability(
+    probabilities: FloatArray, targets: IndexArray, bins: int = CALIBRATION_BINS
+) -> tuple[ReliabilityBin, ...]:
+    """What a reliability diagram shows: the bins of confidence that hold an example, lowest first."""
     confidence = probabilities.max(axis=1).astype(np.float64)
     correct = probabilities.argmax(axis=1) == targets
-    bin_of = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
-    gaps = np.bincount(bin_of, weights=correct - confidence, minlength=bins)
-    return float(np.abs(gaps).sum() / len(targets))
+    bin_of = confidence_bins(confidence, bins)
+    return tuple(
+        ReliabilityBin(
+            low=b / bins,
+            high=(b + 1) / bins,
+            examples=int((bin_of == b).sum()),
+            confidence=float(confidence[bin_of == b].mean()),
+            accuracy=float(correct[bin_of == b].mean()),
+        )
+        for b in np.unique(bin_of).tolist()
+    )
+
+
+def confidence_bins(confidence: FloatArray, bins: int = CALIBRATION_BINS) -> IndexArray:
+    """`[examples]` number of the bin ((m-1)/M, m/M] that each confidence lies in, from 0."""
+    return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+
+
+def confusions(
+    predictions: IndexArray, targets: IndexArray, labels: tuple[str, ...], count: int
+) -> tuple[Confusion, ...]:
+    """The pairs of right label and another one that was answered, most frequent first, at most `count` of them."""
+    wrong = predictions != targets
+    pairs, times = np.unique(np.stack([targets[wrong], predictions[wrong]]), axis=1, return_counts=True)
+    actual = np.bincount(targets, minlength=len(labels))
+    return tuple(
+        Confusion(labels[pairs[0, i]], labels[pairs[1, i]], int(times[i]), float(times[i] / actual[pairs[0, i]]))
+        for i in np.argsort(-times, kind="stable")[:count].tolist()
+    )
 
 
 def pair_negative_log_likelihood(probabilities: FloatArray, holds: NDArray[np.bool_]) -> float:

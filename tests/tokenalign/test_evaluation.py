@@ -10,11 +10,13 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss, precision_recall
 from tokenalign.errors import InputError
 from tokenalign.evaluation import (
     brier_score,
+    confusions,
     cosine_similarities,
     erasure_ratio,
     evaluate,
     expected_calibration_error,
     negative_log_likelihood,
+    reliability,
     softmax_at,
 )
 
@@ -127,3 +129,20 @@ def test_cosines_of_unit_vectors() -> None:
 def test_erasure_ratio(matched: list[float], random: list[float], ratio: float) -> None:
     """The ratio is of the means, infinite when only matched words cost something, and never negative by a sign pair."""
     assert erasure_ratio(np.array(matched), np.array(random)) == ratio
+
+
+def test_reliability_bins_are_those_of_the_calibration_error() -> None:
+    """Each bin's mean confidence and accuracy; empty ones are left out; a confidence at an edge lies below it."""
+    probabilities = np.array([[0.6, 0.4], [0.55, 0.45], [0.9, 0.1], [0.05, 0.95]])
+    bins = reliability(probabilities, np.array([0, 1, 0, 1]))
+    assert [(b.low, b.high, b.examples) for b in bins] == [(0.5, 0.6, 2), (0.8, 0.9, 1), (0.9, 1.0, 1)]
+    assert bins[0].confidence == pytest.approx(0.575)
+    assert [b.accuracy for b in bins] == [0.5, 1.0, 1.0]
+
+
+def test_confusions_are_the_most_frequent_wrong_answers() -> None:
+    """By how often; the share is of the right label's examples; right answers are none."""
+    targets = np.array([0, 0, 0, 0, 1, 1, 2])
+    found = confusions(np.array([1, 1, 2, 0, 0, 1, 2]), targets, ("a", "b", "c"), 2)
+    assert [(c.label, c.predicted, c.examples, c.share) for c in found] == [("a", "b", 2, 0.5), ("a", "c", 1, 0.25)]
+    assert confusions(targets, targets, ("a", "b", "c"), 5) == ()
