@@ -17,17 +17,18 @@ LOST = "503 not_ready"  # tried once more by us, in vain
 CUT = {"RemoteProtocolError", "ReadError", "WriteError", "ConnectError", "ConnectTimeout", "ReadTimeout"}
 OF_THE_PROXY = {"500 of the proxy", "502 of the proxy", "503 of the proxy", "504 of the proxy"}
 RATE_HZ = 30.0
+FRONTS = {"HAProxy and messages": True, "Serve's own proxy and calls": False}
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["HAProxy and messages", "Serve's own proxy and calls"])
+@pytest.fixture(scope="module", params=FRONTS)
 def cluster(
     request: pytest.FixtureRequest,
     start_cluster: Callable[..., AbstractContextManager[Cluster]],
     config_of: Callable[..., Config],
 ) -> Iterator[Cluster]:
     """Two workers with two replicas of each deployment."""
-    with start_cluster(config_of, haproxy=request.param) as running:
-        running.name = request.node.callspec.id
+    with start_cluster(config_of, haproxy=FRONTS[request.param]) as running:
+        running.name = request.param
         yield running
 
 

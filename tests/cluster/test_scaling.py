@@ -106,6 +106,16 @@ async def test_replicas_taken_away(
     assert set(load.kinds()) == {OK}
 
 
+async def test_slots(cluster: Cluster, config: Callable[[Cluster], Config]) -> None:
+    """The one ingress has as many batches in flight as two encoders take, once there are two."""
+    more = config(cluster)
+    for deployment in more["applications"][0]["deployments"]:
+        deployment["num_replicas"] = 2 if deployment["name"] == "Encoder" else 1
+    cluster.deploy(more)
+    await reached(cluster, {"Encoder": 2})
+    wait_for("slots for two encoders", lambda: 4.0 in cluster.gauges("tokenalign_batch_slots"))
+
+
 async def test_a_changed_setting(
     cluster: Cluster, known: Known, report: Report, config: Callable[[Cluster], Config]
 ) -> None:

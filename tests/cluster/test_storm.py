@@ -27,18 +27,21 @@ GAUGES = (
     "tokenalign_encoder_tokens_in_hand",
     "serve_replica_processing_queries",
 )
+FRONTS = {"HAProxy": True, "Serve's own proxy": False}
 RESET = struct.pack("ii", 1, 0)  # for SO_LINGER: closing tells the other side by a reset, not by an end
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["HAProxy", "Serve's own proxy"])
+@pytest.fixture(scope="module", params=FRONTS)
 def cluster(
     request: pytest.FixtureRequest,
     start_cluster: Callable[..., AbstractContextManager[Cluster]],
     config_of: Callable[..., Config],
 ) -> Iterator[Cluster]:
     """One worker with one replica of each deployment."""
-    with start_cluster(lambda cluster: config_of(cluster, replicas=1), workers=1, haproxy=request.param) as running:
-        running.name = request.node.callspec.id
+    with start_cluster(
+        lambda cluster: config_of(cluster, replicas=1), workers=1, haproxy=FRONTS[request.param]
+    ) as running:
+        running.name = request.param
         yield running
 
 

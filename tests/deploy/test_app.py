@@ -1,4 +1,10 @@
-"""What a replica makes of errors that come from another deployment."""
+"""What a replica makes of errors that come from another deployment, and of the number of replicas."""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -6,7 +12,7 @@ from grpc.aio import AioRpcError, Metadata
 from ray.exceptions import ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import RequestCancelledError
 
-from deploy.app import _call
+from deploy.app import _call, _ReplicaCount
 from deploy.wire import ReplicaLostError
 from tokenalign.errors import NumericalError
 
@@ -49,3 +55,53 @@ async def test_a_message_that_is_too_large() -> None:
     """It would fail again wherever it is sent, so it is no lost replica."""
     with pytest.raises(AioRpcError):
         await _call(answered_with(rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED)))
+
+
+class State(Enum):
+    """States of replicas, as Serve names them."""
+
+    RUNNING = "RUNNING"
+    STARTING = "STARTING"
+    STOPPING = "STOPPING"
+
+
+class Status:
+    """Serve's answer to how many replicas there are; an exception in its place is raised."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.encoders: dict[State, int] | Exception = {State.RUNNING: 1}
+        self.ingresses = {State.RUNNING: 1}
+
+    def __call__(self) -> Any:
+        self.asked += 1
+        if isinstance(self.encoders, Exception):
+            raise self.encoders
+        found = {"Encoder": self.encoders, "Ingress": self.ingresses}
+        deployments = {name: SimpleNamespace(replica_states=states) for name, states in found.items()}
+        return SimpleNamespace(applications={"tokenalign": SimpleNamespace(deployments=deployments)})
+
+
+async def test_slots_follow_the_replicas(
+    monkeypatch: pytest.MonkeyPatch, until: Callable[[Callable[[], bool]], Any]
+) -> None:
+    """So many batches for each running encoder, shared among running ingresses; a failed question changes nothing."""
+    status = Status()
+    monkeypatch.setattr("ray.serve.status", status)
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(app_name="tokenalign"))
+    monkeypatch.setattr("deploy.app.COUNT_PERIOD_S", 0.001)
+    count = _ReplicaCount(batches_per_encoder=2)
+    assert count.slots() == 2
+    following = asyncio.create_task(count.follow())
+    status.encoders = {State.RUNNING: 3, State.STARTING: 5, State.STOPPING: 7}
+    await until(lambda: count.slots() == 6)
+    status.ingresses = {State.RUNNING: 4}
+    await until(lambda: count.slots() == 2)  # 1.5 for each: rounded up, so that no encoder is left out
+    for error in (RequestCancelledError(), KeyError("tokenalign"), ValueError("unforeseen")):
+        status.encoders = error
+        asked = status.asked
+        await until(lambda asked=asked: status.asked > asked + 1)
+        assert count.slots() == 2
+    status.encoders, status.ingresses = {State.RUNNING: 2}, {State.RUNNING: 1}
+    await until(lambda: count.slots() == 4)
+    following.cancel()
