@@ -8,12 +8,16 @@ import numpy as np
 from tokenalign.backbone import Backbone
 from tokenalign.config import ModelConfig
 from tokenalign.evaluation import FloatArray, cosine_similarities
+from tokenalign.labels import LabelSet
 from tokenalign.text import TextTokenizer
 from tokenalign.tokens import TokenBatch
 from tokenalign.training.features import Float32Array, mean_pooled
 from tokenalign.training.recipes import BANKING_TEMPLATE
+from tokenalign.training.rivals import best_description
 
-LABEL_WORDINGS = {"cosine, raw labels": "{label}", "cosine, templated labels": BANKING_TEMPLATE}
+RAW, TEMPLATED = "cosine, raw labels", "cosine, templated labels"
+LABEL_WORDINGS = {RAW: "{label}", TEMPLATED: BANKING_TEMPLATE}
+OWN_LABEL_WORDINGS = {RAW: "{label}", TEMPLATED: "This text is about {label}."}
 CHUNK_TEXTS = 1_024
 
 
@@ -24,6 +28,10 @@ class CosineBaseline:
         self._backbone = backbone
         templates = {"document_template": "{text}", "label_template": label_template}
         self._tokenizer = TextTokenizer.load(folder, config.model_copy(update=templates))
+
+    def logits(self, texts: Sequence[str], labels: LabelSet) -> FloatArray:
+        """`[texts, labels]` cosines; of several descriptions of a label the nearest counts."""
+        return best_description(self.similarities(texts, labels.descriptions), labels)
 
     def similarities(self, texts: Sequence[str], labels: Sequence[str]) -> FloatArray:
         """`[texts, labels]` cosines."""

@@ -84,6 +84,16 @@ def read_clinc150_domains(folder: Path) -> dict[str, tuple[str, ...]]:
     return {str(domain): _names(names, path) for domain, names in content.items()}
 
 
+def read_clinc150_out_of_scope(folder: Path) -> tuple[str, ...]:
+    """The test queries of CLINC150 that belong to none of its intents."""
+    path = folder / "data_full.json"
+    content = read_json(path)
+    rows = content.get("oos_test") if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise DataError(f"{path} has no list 'oos_test'; fetch it again")
+    return tuple(str(text) for text, _ in rows)
+
+
 def _names(value: Any, path: Path) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise DataError(f"{path} must hold lists of names; fetch it again")

@@ -12,12 +12,14 @@ SAMPLE_TOKENS = 60_000  # enough for a covariance of a few thousand channels
 
 
 @torch.no_grad()
-def start_from_geometry(head: AlignmentHead, states: Tensor, scale: float) -> None:
+def start_from_geometry(head: AlignmentHead, states: Tensor, scale: float, pooled_share: float = 0.0) -> None:
     """Set the head's weights so that a token's row is its state along the principal axes, and cosines compare those.
 
     states: `[tokens, D]` of training messages, at least one. The input bias removes their mean; the projection's rows
-    are the axes of largest variance, together scaled to rows of unit variance per channel on average; the blocks add
-    nothing; queries and keys are the rows themselves. Axes beyond D are zero. Everything stays trainable.
+    are the axes of largest variance, together scaled to rows of unit variance per channel on average; queries and keys
+    are what leaves the blocks. Those add nothing but, in the first, pooled_share · the mean of its text's normalised
+    rows: so a similarity is a match of tokens and one of whole texts at once. Axes beyond D are zero. Everything stays
+    trainable.
     """
     normal = F.layer_norm(states.double(), states.shape[-1:], eps=EPS)
     mean = normal.mean(dim=0)
@@ -36,6 +38,8 @@ def start_from_geometry(head: AlignmentHead, states: Tensor, scale: float) -> No
     for block in head.blocks:
         _make_identity(block)
     identity = torch.eye(head.width)
+    if pooled_share:
+        _add_mean(head.blocks[0], pooled_share)
     head.query.weight.copy_(identity)
     head.key.weight.copy_(identity)
     head.log_scale.fill_(math.log(scale))
@@ -48,3 +52,16 @@ def _make_identity(block: torch.nn.Module) -> None:
     block.output.weight.zero_()
     block.ffn_out.weight.zero_()
     block.ffn_out.bias.zero_()
+
+
+def _add_mean(block: torch.nn.Module, share: float) -> None:
+    """The block's attention becomes a mean over the text: with queries of zero every token weighs the same.
+
+    Keys keep their random weights, so that queries get a gradient.
+    """
+    if not isinstance(block, Block):
+        raise TypeError(f"a head's block is a Block, not {type(block).__name__}")
+    identity = torch.eye(len(block.value.weight))
+    block.query.weight.zero_()
+    block.value.weight.copy_(identity)
+    block.output.weight.copy_(share * identity)

@@ -107,6 +107,16 @@ def read_examples(path: Path, text_column: str = "text", label_column: str = "la
     return tuple(examples)
 
 
+def read_texts(path: Path, text_column: str = "text") -> tuple[str, ...]:
+    """The texts of a file of the same form whose labels don't matter; `DataError` as for `read_examples`."""
+    source = Source(path, format_of(path), Columns(text_column))
+    rows = [row for window in open_reader(source).windows(Place()) for row in window.rows]
+    bad = [f"{path}, row {row.number + 1}: {row.reason}" for row in rows if isinstance(row, BadRow)]
+    if bad or not rows:
+        raise DataError(f"{bad[0]}; correct or remove it" if bad else f"{path} has no rows; give a file of texts")
+    return tuple(row.text for row in rows if isinstance(row, Row))
+
+
 def _label_problem(row: Row, column: str) -> str | None:
     if not isinstance(row.id, str):
         return f"{column}: must be a string, not {reprlib.repr(row.id)}; write the label's name in quotes"

@@ -1,7 +1,7 @@
 """Which messages, candidate labels and wordings make up each batch of an epoch."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,13 @@ IndexArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """The training messages of one source: label -> rows of its messages."""
+    """The training messages of one source or domain: label -> rows of its messages.
+
+    weight: how often it is drawn for an episode, in proportion to the others'
+    """
 
     messages: dict[int, IndexArray]
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +27,9 @@ class Batch:
     """What one step trains on.
 
     documents: `[batch]` message rows; targets: `[batch]` positions in `labels`
-    labels: `[candidates]` distinct labels; wordings: `[candidates]` the wording drawn for each
+    labels: `[candidates]` labels, distinct in each episode; wordings: `[candidates]` the wording drawn for each
     others: `[texts]` message rows that stand in as labels; other_targets: `[texts]` positions in `labels`
+    document_episodes, label_episodes, other_episodes: the episode of each; only those of one episode are compared
     """
 
     documents: IndexArray
@@ -33,6 +38,9 @@ class Batch:
     wordings: IndexArray
     others: IndexArray
     other_targets: IndexArray
+    document_episodes: IndexArray
+    label_episodes: IndexArray
+    other_episodes: IndexArray
 
 
 def epoch_length(recipe: Recipe, pools: Sequence[Pool]) -> int:
@@ -49,7 +57,7 @@ def epoch_batches(recipe: Recipe, pools: Sequence[Pool], rng: np.random.Generato
         yield from _every_message(recipe, pools, rng)
     else:
         for _ in range(recipe.epoch_batches):
-            yield _balanced(recipe, pools, rng)
+            yield _of_episodes(recipe, pools, rng) if recipe.episodes else _balanced(recipe, pools, rng)
 
 
 def _every_message(recipe: Recipe, pools: Sequence[Pool], rng: np.random.Generator) -> Iterator[Batch]:
@@ -61,7 +69,8 @@ def _every_message(recipe: Recipe, pools: Sequence[Pool], rng: np.random.Generat
     for start in range(0, len(order), recipe.batch_size):
         chosen = order[start : start + recipe.batch_size]
         targets = np.searchsorted(labels, of_row[chosen])
-        yield Batch(rows[chosen], targets, labels, _draw_wordings(recipe, len(labels), rng), *_no_others())
+        wordings, nothing = _draw_wordings(recipe, len(labels), rng), np.zeros(0, dtype=np.int64)
+        yield _one_episode(rows[chosen], targets, labels, wordings, nothing, nothing)
 
 
 def _balanced(recipe: Recipe, pools: Sequence[Pool], rng: np.random.Generator) -> Batch:
@@ -83,7 +92,7 @@ def _balanced(recipe: Recipe, pools: Sequence[Pool], rng: np.random.Generator) -
         of_other += matched
     labels = np.fromiter(candidates, np.int64, len(candidates))
     position = {label: i for i, label in enumerate(labels.tolist())}
-    return Batch(
+    return _one_episode(
         np.array(documents, dtype=np.int64),
         np.array([position[label] for label in of_document], dtype=np.int64),
         labels,
@@ -93,9 +102,43 @@ def _balanced(recipe: Recipe, pools: Sequence[Pool], rng: np.random.Generator) -
     )
 
 
+def _of_episodes(recipe: Recipe, pools: Sequence[Pool], rng: np.random.Generator) -> Batch:
+    """As many episodes as the recipe asks for, each of a pool that is drawn by weight."""
+    weights = np.array([pool.weight for pool in pools])
+    chosen = rng.choice(len(pools), recipe.episodes, p=weights / weights.sum()).tolist()
+    share = replace(
+        recipe, batch_size=recipe.batch_size // recipe.episodes, other_texts=recipe.other_texts // recipe.episodes
+    )
+    parts = [_balanced(share, [pools[i]], rng) for i in chosen]
+    before = np.cumsum([0, *(len(part.labels) for part in parts)]).tolist()
+    episode = [
+        replace(
+            part,
+            targets=part.targets + start,
+            other_targets=part.other_targets + start,
+            document_episodes=part.document_episodes + number,
+            label_episodes=part.label_episodes + number,
+            other_episodes=part.other_episodes + number,
+        )
+        for number, (part, start) in enumerate(zip(parts, before, strict=False))
+    ]
+    return Batch(*(np.concatenate([getattr(part, name) for part in episode]) for name in Batch.__slots__))
+
+
 def _draw_wordings(recipe: Recipe, labels: int, rng: np.random.Generator) -> IndexArray:
+    if recipe.shared_wording:
+        return np.full(labels, rng.integers(len(recipe.wordings)), dtype=np.int64)
     return rng.integers(len(recipe.wordings), size=labels)
 
 
-def _no_others() -> tuple[IndexArray, IndexArray]:
-    return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+def _one_episode(
+    documents: IndexArray,
+    targets: IndexArray,
+    labels: IndexArray,
+    wordings: IndexArray,
+    others: IndexArray,
+    other_targets: IndexArray,
+) -> Batch:
+    """The batch in which everything is compared."""
+    episodes = (np.zeros_like(part) for part in (documents, labels, others))
+    return Batch(documents, targets, labels, wordings, others, other_targets, *episodes)

@@ -34,6 +34,7 @@ from tokenalign.training.sampling import Batch, epoch_batches, epoch_length
 WARM_UP_SHARE = 0.1
 FINAL_RATE_SHARE = 0.05
 CHUNK_DOCUMENTS = 1_024
+APART = -1e4  # a logit so low that its softmax is 0, and still finite in products with 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class _State:
         torch.manual_seed(_epoch_seed(seed, 0))
         head = AlignmentHead(config)
         if recipe.start == "geometry":
-            start_from_geometry(head, _sample_states(material, seed), recipe.start_scale)
+            start_from_geometry(head, _sample_states(material, seed), recipe.start_scale, recipe.start_pooled_share)
         else:
             with torch.no_grad():
                 head.log_scale.fill_(math.log(recipe.start_scale))
@@ -168,7 +169,9 @@ class _State:
 
     @property
     def best_epoch(self) -> int:
-        """The epoch of the lowest validation NLL, the first of equals; 0 is the start itself."""
+        """The epoch to keep: of the lowest validation NLL, the first of equals, or the last; 0 is the start itself."""
+        if self.recipe.keep == "last":
+            return self.epoch
         return int(np.argmin([report.validation_nll for report in self.history]))
 
     def finished(self) -> bool:
@@ -265,15 +268,20 @@ def batch_loss(head: AlignmentHead, recipe: Recipe, material: Material, batch: B
     logits = batch_logits(head, *rows(descriptions), *rows(documents))
     targets = torch.from_numpy(batch.targets).to(head.device)
     labels = len(batch.labels)
+    apart = torch.from_numpy(
+        batch.document_episodes[:, None] != np.concatenate([batch.label_episodes, batch.other_episodes])
+    ).to(head.device)
+    logits = logits.masked_fill(apart, APART)
     loss = torch.nn.functional.cross_entropy(logits[:, :labels], targets)
     if len(batch.others):
         positive = torch.from_numpy(batch.targets[:, None] == batch.other_targets[None]).to(head.device)
-        same = torch.from_numpy(batch.documents[:, None] == batch.others[None]).to(head.device)
+        same = torch.from_numpy(batch.documents[:, None] == batch.others[None]).to(head.device) | apart[:, labels:]
         loss = loss + recipe.other_texts_weight * other_texts_loss(logits[:, labels:], positive, same)
     if material.message_vectors is not None and material.label_vectors is not None:
         messages, label_vectors = material.message_vectors, material.label_vectors
         side = np.concatenate([label_vectors[label_rows], messages[batch.others]])
         teacher = torch.from_numpy(messages[batch.documents] @ side.T).to(head.device) * recipe.teacher_scale
+        teacher = teacher.masked_fill(apart, APART)
         loss = loss + recipe.teacher_weight * teacher_loss(logits, teacher)
     return loss
 

@@ -66,7 +66,7 @@ def test_train_then_evaluate(run: Run, tmp_path: Path, capsys: pytest.CaptureFix
     out, _ = capsys.readouterr()
     for words in ("unseen: 6 messages, 2 labels", "all: 24 messages, 8 labels", "this head", "cosine, raw labels"):
         assert words in out
-    assert "matches: best minus median similarity" in out
+    assert "Matches: best minus median similarity" in out
     assert out.count("card_declined") >= 1
     saved = json.loads(report.read_text())
     assert saved["results"]["all"]["model"]["classes"] == 8
