@@ -17,14 +17,18 @@ from ray.serve.schema import DeploymentStatusOverview
 
 from deploy.encoder import Encoder
 from deploy.health import CHECK_PERIOD_S, CHECK_TIMEOUT_S
+from deploy.http.gate import Gate
 from deploy.http.routes import build_http_app
 from deploy.http.tenants import Tenants
+from deploy.http.watch import Watch
 from deploy.ingress import Ingress
 from deploy.label_cache.opening import open_store
 from deploy.label_cache.server import EmbeddedServer
+from deploy.logs import join_serve
 from deploy.scorer import Scorer
 from deploy.settings import EMBEDDED, Settings
-from deploy.telemetry import Exporter, RaySink
+from deploy.telemetry import Exporter, RaySink, Sink
+from deploy.tracing import Tracer, open_tracer
 from deploy.wire import (
     EncodeBatch,
     EncodedRows,
@@ -61,6 +65,7 @@ class CacheServerDeployment:
     """Owns the embedded Valkey server: alive as long as this one replica."""
 
     def __init__(self, settings: Settings) -> None:
+        join_serve()
         _refuse_several_nodes()
         self._server = EmbeddedServer(max_memory_bytes=settings.label_cache.embedded_max_bytes)
         self._server.start()
@@ -79,6 +84,11 @@ class CacheServerDeployment:
 class EncoderDeployment(Encoder):
     """The encoder on Serve."""
 
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it, in its event loop
+        sink, tracer = _watched(settings)
+        Encoder.__init__(self, settings, sink=sink, tracer=tracer)
+        self._telling = asyncio.create_task(Exporter(sink, self.readings).follow())
+
 
 class ScorerDeployment(Scorer):
     """The scorer on Serve: its handle to the encoder and, where it is embedded, to the label store."""
@@ -92,10 +102,9 @@ class ScorerDeployment(Scorer):
         async def describe() -> EncoderIdentity:
             return await _call(encoder.describe.remote())
 
-        replica = serve.get_replica_context()
-        sink = RaySink({"deployment": replica.deployment, "replica": replica.replica_tag})
+        sink, tracer = _watched(settings)
         store = open_store(settings.label_cache, _address_of(cache_server))
-        Scorer.__init__(self, settings, encode, describe, store, sink=sink)
+        Scorer.__init__(self, settings, encode, describe, store, sink=sink, tracer=tracer)
         self._telling = asyncio.create_task(Exporter(sink, self.readings).follow())
         await _patiently(self.start)
 
@@ -122,13 +131,21 @@ class IngressDeployment(Ingress):
         store = open_store(settings.label_cache, _address_of(cache_server))
         self._limits = settings.limits
         self._tenants = Tenants(per_key=settings.label_cache.tenant_per_key)
+        self._gate, self._origins = Gate.of(settings.access), settings.access.cors_origins
         self._replicas = _ReplicaCount(settings.batching.batches_per_encoder)
-        Ingress.__init__(self, settings, send, describe, warm, self._replicas.slots, store)
+        sink, tracer = _watched(settings)
+        self._watch = Watch(sink, tracer, names_requests=False)  # Serve's server in front of us does
+        Ingress.__init__(self, settings, send, describe, warm, self._replicas.slots, store, sink=sink, tracer=tracer)
+        self._telling = asyncio.create_task(
+            Exporter(sink, self.readings, self._watch.readings, self._gate.readings).follow()
+        )
         self._counting = asyncio.create_task(self._replicas.follow())
         await _patiently(self.start)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_http_app(self, self._limits, self._tenants)
+        return build_http_app(
+            self, self._limits, self._tenants, watch=self._watch, gate=self._gate, cors_origins=self._origins
+        )
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -144,6 +161,14 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     waiting = 2 * settings.batching.max_queue_texts + 1_024
     ingress = _deployment(serve.ingress()(IngressDeployment), settings, max_ongoing_requests=waiting)
     return ingress.bind(settings, encoder, scorer, cache_server)
+
+
+def _watched(settings: Settings) -> tuple[Sink, Tracer]:
+    """What this replica tells its metrics and its spans; from now on its log lines stand among Serve's."""
+    join_serve()
+    replica = serve.get_replica_context()
+    sink = RaySink({"deployment": replica.deployment, "replica": replica.replica_tag})
+    return sink, open_tracer(settings.tracing, deployment=replica.deployment, replica=replica.replica_tag)
 
 
 def _deployment(cls: type, settings: Settings, *, max_ongoing_requests: int = MAX_ONGOING_BATCHES) -> serve.Deployment:

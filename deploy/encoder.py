@@ -4,7 +4,9 @@ import asyncio
 import functools
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,18 @@ from numpy.typing import NDArray
 
 from deploy.batching import BatchInfo, MicroBatcher
 from deploy.health import UnhealthyError, WatchedWorker
+from deploy.metrics import (
+    ENCODER_PASS_SECONDS,
+    ENCODER_TOKENS,
+    ENCODER_TOKENS_IN_HAND,
+    ENCODER_TOKENS_QUEUED,
+    ModelInfo,
+)
 from deploy.model import Models, ServedModel, served_models
 from deploy.settings import Settings, ThreadSettings
+from deploy.telemetry import NoSink, Reading, Sink
+from deploy.tracing import NO_TRACER, Tracer
+from deploy.trail import working_for
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, Priority, check_fingerprint
 from deploy.workers import available_cores
 from tokenalign.devices import to_host
@@ -37,8 +49,21 @@ class Encoder:
     what `batching.max_batch_tokens` tokens take. Where that is too much, passes are halved.
     """
 
-    def __init__(self, settings: Settings, model: ServedModel | Models | None = None) -> None:
-        models = list(served_models(settings.model, model).values())
+    def __init__(
+        self,
+        settings: Settings,
+        model: ServedModel | Models | None = None,
+        *,
+        sink: Sink | None = None,
+        tracer: Tracer = NO_TRACER,
+    ) -> None:
+        """sink, tracer: are told of passes; what is counted is in `readings`"""
+        self._sink = sink or NoSink()
+        self._tracer = tracer
+        self._tokens: Counter[str] = Counter()
+        self._model_info = ModelInfo()
+        served_by_name = served_models(settings.model, model)
+        models = list(served_by_name.values())
         self._backbone = models[0].load_backbone()
         self._threads = computing_threads(self._backbone.device, settings.threads)
         self._shares_passes = self._backbone.device.type == "cpu"
@@ -50,6 +75,7 @@ class Encoder:
             )
             for served in models
         }
+        self._names = list(served_by_name)
         fingerprint, *others = self._aligners
         self._identity = EncoderIdentity(self._backbone.identity, fingerprint, tuple(others))
         self._worker = WatchedWorker("encoder", self._threads, compute_alone, max_pass_s=settings.health.max_pass_s)
@@ -82,11 +108,13 @@ class Encoder:
         if batch.priority is Priority.DOCUMENTS:
             self._queued_elsewhere, self._told_at = batch.queued_tokens, time.monotonic()
         self._in_hand_tokens += len(batch.ids)
+        size = {"sequences": len(batch.lengths), "tokens": len(batch.ids)}
         try:
-            if batch.priority is Priority.DOCUMENTS:
-                [rows] = await self._merger.submit([batch], deadline_s=None)
-            else:
-                rows = await self._compute(batch.tokens(), batch.priority, self._aligners[batch.fingerprint])
+            with self._tracer.work("encode", [batch.trail], **size) as span, working_for(span.trail):
+                if batch.priority is Priority.DOCUMENTS:
+                    [rows] = await self._merger.submit([replace(batch, trail=span.trail)], deadline_s=None)
+                else:
+                    rows = await self._compute(batch.tokens(), batch.priority, self._aligners[batch.fingerprint])
         finally:
             self._in_hand_tokens -= len(batch.ids)
         return EncodedRows(batch.fingerprint, rows, batch.lengths, self._projects)
@@ -108,8 +136,10 @@ class Encoder:
         """The rows of each batch out of one pass; where that fails, out of one each, so that none fails another."""
         aligner = self._aligners[batches[0].fingerprint]
         tokens = TokenBatch.concat([batch.tokens() for batch in batches])
+        trails = [batch.trail for batch in batches]
         try:
-            rows = await self._compute(tokens, Priority.DOCUMENTS, aligner)
+            with self._tracer.work("pass", trails, tokens=len(tokens.values)) as span, working_for(span.trail):
+                rows = await self._compute(tokens, Priority.DOCUMENTS, aligner)
         except TokenAlignError as error:
             if len(batches) == 1:
                 return [error]
@@ -121,6 +151,15 @@ class Encoder:
         """Fails the documents that wait, and ends the computing thread after the work that it has."""
         await self._merger.close()
         self._worker.stop()
+
+    def readings(self) -> Iterator[Reading]:
+        """The metrics of what was encoded and of what is in hand, and the models served."""
+        for kind, tokens in self._tokens.items():
+            yield Reading(ENCODER_TOKENS, tokens, (kind,))
+        stats = self.record_autoscaling_stats()
+        yield Reading(ENCODER_TOKENS_IN_HAND, stats["tokens_in_hand"])
+        yield Reading(ENCODER_TOKENS_QUEUED, stats["tokens_queued"])
+        yield from self._model_info.readings(dict(zip(self._names, self._aligners, strict=False)))
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Tokens in this replica's hands, and tokens that the latest sender had waiting behind its batch.
@@ -147,7 +186,12 @@ class Encoder:
             self._worker.run(functools.partial(self._rows, share, priority, aligner, threads), int(priority))
             for share in shares
         ]
-        return np.concatenate(await asyncio.gather(*parts))
+        started = time.perf_counter()
+        rows = np.concatenate(await asyncio.gather(*parts))
+        kind = priority.name.lower()
+        self._sink.observe(ENCODER_PASS_SECONDS, time.perf_counter() - started, {"kind": kind})
+        self._tokens[kind] += len(tokens.values)
+        return rows
 
     def _rows(self, tokens: TokenBatch, priority: Priority, aligner: Aligner, threads: int) -> NDArray[Any]:
         what = f"{priority.name.lower()} encoded"

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from deploy.attempts import Attempts
 from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
 from deploy.health import UnhealthyError
 from deploy.http.errors import NotReadyError, UnknownModelError
@@ -22,12 +23,30 @@ from deploy.http.schemas import (
     result_json,
     summary_json,
 )
+from deploy.ingress_stats import IngressStats, label_set_readings
 from deploy.label_cache.lru import ByteLru
+from deploy.label_cache.metrics import store_readings
 from deploy.label_cache.store import Store
 from deploy.label_sets import LABEL_BYTES, Definition, LabelSets, LabelSetsUnavailableError
+from deploy.metrics import (
+    BATCH_FILL,
+    BATCH_SECONDS,
+    BATCH_SLOTS,
+    BATCH_TEXTS,
+    BATCH_TOKENS,
+    BATCHES_IN_FLIGHT,
+    QUEUE_WAIT_SECONDS,
+    QUEUED_TEXTS,
+    QUEUED_TOKENS,
+    ModelInfo,
+)
 from deploy.model import Models, ServedModel, served_models
+from deploy.request_context import RequestContext, current_request, lap
 from deploy.settings import Settings
 from deploy.streaming import as_they_come
+from deploy.telemetry import NoSink, Reading, Sink
+from deploy.tracing import NO_TRACER, Tracer
+from deploy.trail import Trail, working_for
 from deploy.wire import (
     Answer,
     AskedLabels,
@@ -90,6 +109,7 @@ class _Item:
     question: to be asked of it; its positions in the batch are not known yet
     head: the name of the one that is asked
     number: of the text in its request where each text has labels of its own, else None
+    request: that it belongs to, None at the start of the application
     """
 
     text: str
@@ -99,6 +119,7 @@ class _Item:
     question: Question
     head: str
     number: int | None
+    request: RequestContext | None
 
     @property
     def identity(self) -> tuple[str, str, int, int | None]:
@@ -114,6 +135,7 @@ class Ingress:
     warm: has a scorer bring the rows of a label set to where all find them, for a model's fingerprint and a tenant
     slots: how many batches this ingress may have in flight now
     store: where label sets are kept, or None
+    sink, tracer: who is told of batches; the rest is in `readings`
     """
 
     def __init__(
@@ -125,8 +147,16 @@ class Ingress:
         slots: Callable[[], int],
         store: Store | None,
         model: ServedModel | Models | None = None,
+        *,
+        sink: Sink | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._settings = settings
+        self._sink = sink or NoSink()
+        self._tracer = tracer
+        self._stats = IngressStats()
+        self._model_info = ModelInfo()
+        self._store = store
         self._send = send
         self._describe = describe
         self._warm = warm
@@ -148,6 +178,7 @@ class Ingress:
         self._probed_at = float("-inf")
         self._slots = slots
         batching = settings.batching
+        self._attempts = Attempts(batching.request_timeout_s)
         self._batcher: MicroBatcher[_Item, Answer] = MicroBatcher(
             self._dispatch,
             weight=lambda item: len(item.tokens.values),
@@ -160,7 +191,7 @@ class Ingress:
             min_share_items=MIN_SHARE_TEXTS,
             linger_s=LINGER_S,
             max_padding_share=1.0,  # the encoder puts sequences of like length together by itself
-            slots=slots,
+            slots=self._slots_now,
         )
 
     async def start(self) -> None:
@@ -200,6 +231,17 @@ class Ingress:
         if self._batcher.closed:
             raise UnhealthyError("the ingress forms no more batches; this replica is to be replaced")
 
+    def readings(self) -> Iterator[Reading]:
+        """The metrics of requests' texts, of the queue, of label sets and of their store, and the models served."""
+        yield from self._stats.readings()
+        yield Reading(QUEUED_TEXTS, self._batcher.queued_items)
+        yield Reading(QUEUED_TOKENS, self._batcher.queued_tokens)
+        yield Reading(BATCHES_IN_FLIGHT, self._batcher.in_flight)
+        yield Reading(BATCH_SLOTS, self._slots())
+        yield from label_set_readings(self._label_sets.stats)
+        yield from store_readings(self._store)
+        yield from self._model_info.readings(self._fingerprints)
+
     def model_info(self) -> dict[str, Any]:
         """What is served: name, fingerprint, encoder, limits."""
         identity, config = self._known_identity(), self._model.config
@@ -238,7 +280,9 @@ class Ingress:
         self._batcher.check_room(len(query.texts))  # before the work of reading them: under overload most are refused
         windowed = await self._tokenize(query)
         items = self._items(query, windowed)
+        lap("tokenise")
         answers = await self._batcher.submit(items, deadline_s=self._settings.batching.request_timeout_s)
+        lap("wait")
         for answer in answers:
             check_fingerprint("one of the texts' scores", answers[0].fingerprint, answer.fingerprint)
         model = {"name": query.model or self._name, "fingerprint": answers[0].fingerprint}
@@ -264,6 +308,7 @@ class Ingress:
         self._batcher.check_room(1)  # as above
         windowed = await self._tokenize(query)
         items = self._items(query, windowed)
+        lap("tokenise")
         reports: dict[int, LabelReport] = {}
         fingerprint: str | None = None
         async with contextlib.aclosing(as_they_come(items, self._submit, self._ahead)) as answers:
@@ -337,6 +382,11 @@ class Ingress:
                 logger.warning("label_sets.warm: %s: %s", file.place(tuple(warning["loc"])), warning["message"])
         self._label_sets.pin(definition)
 
+    def _slots_now(self) -> int:
+        """What this ingress may have in flight; a batch that seems lost has another one beside it."""
+        slots = self._slots()
+        return slots + min(slots, self._attempts.overdue)
+
     def _head(self, query: ClassifyQuery) -> ServedModel:
         if query.model is None:
             return self._model
@@ -356,12 +406,15 @@ class Ingress:
         head, name = self._head(query), query.model or self._name
         template, question = _template(query, head), _question(query, head)
         shared = _Candidates(query.labels, template, query.tenant, query.keep_labels)
+        request = current_request()
         items = []
         for i, (text, windows) in enumerate(zip(query.texts, windowed, strict=True)):
             candidates, number = shared, None
             if query.text_labels:
                 candidates, number = replace(shared, labels=query.labels_of(i)), i
-            items.append(_Item(text, query.window_stride, windows.tokenized.tokens, candidates, question, name, number))
+            tokens = windows.tokenized.tokens
+            items.append(_Item(text, query.window_stride, tokens, candidates, question, name, number, request))
+        self._stats.count(windowed)
         return items
 
     async def _tokenize(self, query: ClassifyQuery) -> list[Windowed]:
@@ -388,6 +441,7 @@ class Ingress:
 
     async def _dispatch(self, items: Sequence[_Item], info: BatchInfo) -> Sequence[Answer | BaseException]:
         """An answer for each item, or its error; each head's items are sent by themselves, and encoded together."""
+        self._tell(items, info)
         by_head: dict[str, list[int]] = {}
         for i, item in enumerate(items):
             by_head.setdefault(item.head, []).append(i)
@@ -399,6 +453,13 @@ class Ingress:
         for of_head, part in zip(by_head.values(), parts, strict=True):
             answers |= zip(of_head, [part] * len(of_head) if isinstance(part, BaseException) else part, strict=True)
         return [answers[i] for i in range(len(items))]
+
+    def _tell(self, items: Sequence[_Item], info: BatchInfo) -> None:
+        """Tells of a batch that leaves; the cost is one batch's, not each request's."""
+        self._sink.observe(QUEUE_WAIT_SECONDS, info.waited_s, {})
+        self._sink.observe(BATCH_TEXTS, len(items), {})
+        self._sink.observe(BATCH_TOKENS, info.tokens, {})
+        self._sink.observe(BATCH_FILL, info.tokens / self._settings.batching.max_batch_tokens, {})
 
     async def _dispatch_apart(
         self, name: str, items: Sequence[_Item], info: BatchInfo
@@ -418,12 +479,13 @@ class Ingress:
     ) -> Sequence[Answer | BaseException]:
         """As above, of one head. Idempotent work: a lost or changing replica is tried once more."""
         try:
-            return await self._dispatch_once(name, items, info)
+            return await self._attempts.first(self._dispatch_once(name, items, info))
         except FingerprintMismatchError:
+            self._stats.retries["other_model"] += 1
             await self._meet_encoder()
         except ReplicaLostError:
-            pass
-        return await self._dispatch_once(name, items, info)
+            self._stats.retries["replica_lost"] += 1
+        return await self._attempts.second(self._dispatch_once(name, items, info))
 
     async def _dispatch_once(
         self, name: str, items: Sequence[_Item], info: BatchInfo
@@ -445,17 +507,31 @@ class Ingress:
             )
             for item in items
         )
-        scored = await self._send(
-            ScoreBatch(
-                EncodeBatch.of(fingerprint, tokens, Priority.DOCUMENTS, info.queued_tokens),
-                tokens.keep,
-                np.array([len(document) for document in documents], dtype=np.int32),
-                tuple(self._asked(candidates) for candidates in owned),
-                questions,
+        with self._watched(items, info) as trail:
+            scored = await self._send(
+                ScoreBatch(
+                    EncodeBatch.of(fingerprint, tokens, Priority.DOCUMENTS, info.queued_tokens, trail),
+                    tokens.keep,
+                    np.array([len(document) for document in documents], dtype=np.int32),
+                    tuple(self._asked(candidates) for candidates in owned),
+                    questions,
+                )
             )
-        )
         check_fingerprint("the scores", fingerprint, scored.fingerprint)
         return [_placed(answer, item) for answer, item in zip(scored.answers(), items, strict=True)]
+
+    @contextlib.contextmanager
+    def _watched(self, items: Sequence[_Item], info: BatchInfo) -> Iterator[Trail]:
+        """The trail that a batch carries; its time is told once it is back."""
+        requests = list(dict.fromkeys(item.request for item in items if item.request is not None))
+        trails = [request.trail for request in requests]
+        started = time.perf_counter()
+        with self._tracer.work("batch", trails, texts=len(items), tokens=info.tokens) as span, working_for(span.trail):
+            if len(requests) > 1:
+                for request in requests:
+                    request.span.link(span.trail)
+            yield span.trail
+        self._sink.observe(BATCH_SECONDS, time.perf_counter() - started, {})
 
     def _asked(self, candidates: _Candidates) -> AskedLabels:
         labels, keep = candidates.labels, candidates.keep

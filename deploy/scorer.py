@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,12 @@ from deploy.label_cache.stats import CacheStats
 from deploy.label_cache.store import Store
 from deploy.label_lint import near_duplicates
 from deploy.label_sets import LABEL_BYTES
+from deploy.metrics import SCORER_STAGE_SECONDS, TRUNCATED_LABELS, ModelInfo
 from deploy.model import Models, ServedModel, served_models
 from deploy.settings import Settings
-from deploy.telemetry import Metric, NoSink, Reading, Sink
+from deploy.telemetry import NoSink, Reading, Sink
+from deploy.tracing import NO_TRACER, Span, Tracer
+from deploy.trail import current_trail, working_for
 from deploy.wire import (
     Answer,
     AskedLabels,
@@ -57,33 +60,6 @@ from tokenalign.text import TokenizedTexts
 from tokenalign.tokens import TokenBatch
 from tokenalign.weights import label_fingerprint
 
-STAGE_SECONDS = Metric(
-    "tokenalign_scorer_stage_seconds",
-    "histogram",
-    "Time of a batch until its documents were encoded and its labels known, and from then until it was scored.",
-    ("stage",),
-    (
-        0.001,
-        0.0025,
-        0.005,
-        0.0075,
-        0.01,
-        0.015,
-        0.02,
-        0.03,
-        0.05,
-        0.075,
-        0.1,
-        0.15,
-        0.25,
-        0.5,
-        1.0,
-        2.5,
-        5.0,
-        10.0,
-        30.0,
-    ),
-)
 REMEMBERED_SETS = 256  # label sets whose tokens and warnings a replica keeps at hand
 REMEMBERED_LABEL_BYTES = 64 * 1024 * 1024  # of label sets that needn't be unpacked again
 
@@ -142,7 +118,7 @@ class Scorer:
 
     Rows lie in the host's memory, cached ones too; they go to the device with each batch.
     encode, describe: reach the encoder; store: where label rows are shared with other replicas, or None
-    sink: is told how long each look-up took; what is counted is in `stats` and `readings`
+    sink, tracer: are told how long each look-up and batch took; what is counted is in `stats` and `readings`
     """
 
     def __init__(
@@ -153,15 +129,21 @@ class Scorer:
         store: Store | None,
         model: ServedModel | Models | None = None,
         sink: Sink | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._settings = settings
         self._encode = encode
         self._describe = describe
         self._store = store
         self._sink = sink or NoSink()
+        self._tracer = tracer
         self._stats = CacheStats()
+        self._truncated_labels = 0
+        self._model_info = ModelInfo()
         device = scoring_device(settings.model.scorer_device)
-        self._heads = [_Head.of(served, device) for served in served_models(settings.model, model).values()]
+        served_by_name = served_models(settings.model, model)
+        self._names = list(served_by_name)
+        self._heads = [_Head.of(served, device) for served in served_by_name.values()]
         torch.set_num_threads(settings.threads.scorer or available_cores())
         self._worker = WatchedWorker("scorer", max_pass_s=settings.health.max_pass_s)
         self._busy = BusyShare(self._worker)
@@ -206,9 +188,12 @@ class Scorer:
         return self._stats
 
     def readings(self) -> Iterator[Reading]:
-        """The metrics of the label cache and of its store."""
+        """The metrics of the label cache, of its store and of labels, and the models served."""
         yield from cache_readings(self._stats)
         yield from store_readings(self._store)
+        yield Reading(TRUNCATED_LABELS, self._truncated_labels)
+        fingerprints = zip(self._names, self._models, strict=False)  # of none before the start
+        yield from self._model_info.readings(dict(fingerprints))
 
     async def score(self, batch: ScoreBatch) -> ScoredBatch:
         """An answer, or its own error, for each question of the batch, in order.
@@ -216,16 +201,22 @@ class Scorer:
         The documents are encoded while their labels are looked up. Raises `FingerprintMismatchError` when the batch, or
         what the encoder gives for it, is of another model than this replica's, and `ReplicaLostError`.
         """
+        size = {"texts": len(batch.questions), "label_sets": len(batch.label_sets)}
+        with self._tracer.work("score", [batch.trail], **size) as span, working_for(span.trail):
+            return await self._score(batch, span)
+
+    async def _score(self, batch: ScoreBatch, span: Span) -> ScoredBatch:
         model = await self._of(batch.fingerprint, "the batch of questions")
         started = time.perf_counter()
         rows, sides = await asyncio.gather(
-            self._rows(model, batch.documents),
+            self._rows(model, replace(batch.documents, trail=span.trail)),
             asyncio.gather(*(self._side(model, asked) for asked in batch.label_sets)),
         )
         gathered = time.perf_counter()
+        span.event("rows and labels")
         answers = await self._worker.run(lambda: self._answer(model, rows, batch, sides))
-        self._sink.observe(STAGE_SECONDS, gathered - started, {"stage": "rows and labels"})
-        self._sink.observe(STAGE_SECONDS, time.perf_counter() - gathered, {"stage": "scores"})
+        self._sink.observe(SCORER_STAGE_SECONDS, gathered - started, {"stage": "rows and labels"})
+        self._sink.observe(SCORER_STAGE_SECONDS, time.perf_counter() - gathered, {"stage": "scores"})
         return ScoredBatch.of(model.fingerprint, answers)
 
     async def warm(self, fingerprint: str, labels: LabelSet, tenant: str | None = None) -> LabelReport:
@@ -308,7 +299,9 @@ class Scorer:
         known = await self._know(model, asked, labels)
         started = time.perf_counter()
         variant = None if asked.template is None else self._variant(model, asked.template)
-        cached = await model.cache.get(labels.descriptions, asked.tenant, variant)
+        with self._tracer.work("labels", [current_trail()], labels=len(labels.descriptions)) as span:
+            cached = await model.cache.get(labels.descriptions, asked.tenant, variant)
+            span.set("tokenalign.source", cached.source)
         self._sink.observe(LOOKUP_SECONDS, time.perf_counter() - started, {"source": cached.source})
         report = LabelReport(cached.hits, known.warnings)
         return _Side(labels, known, LabelQueries(cached.rows.values, cached.rows.lengths), report)
@@ -347,6 +340,7 @@ class Scorer:
             self._known.move_to_end(key)
             return self._known[key]
         known = await self._worker.run(lambda: _read(model.head, labels, asked.template))
+        self._truncated_labels += sum(warning["type"] == "truncated" for warning in known.warnings)
         self._known[key] = known
         while len(self._known) > REMEMBERED_SETS:
             self._known.popitem(last=False)
@@ -360,7 +354,7 @@ class Scorer:
         tokens = (await self._worker.run(lambda: tokenizer.labels(descriptions, template=template))).tokens
         chunks, encoded = _chunks(tokens, self._settings.batching.max_batch_tokens), []
         for chunk in chunks:
-            rows = await self._encode(EncodeBatch.of(fingerprint, chunk, Priority.LABELS))
+            rows = await self._encode(EncodeBatch.of(fingerprint, chunk, Priority.LABELS, trail=current_trail()))
             check_fingerprint("the encoded labels", fingerprint, rows.fingerprint)
             encoded.append(rows)
 

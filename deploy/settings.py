@@ -118,13 +118,65 @@ class BatchingSettings(_Section):
 
 
 class LimitSettings(_Section):
-    """What one request may bring; past a limit it is refused with the limit's name."""
+    """What one request may bring; past a limit it is refused with the limit's name.
+
+    max_body_s: that a body may take to arrive
+    """
 
     max_texts: int = Field(default=1_024, ge=1, le=1_000_000)
     max_labels: int = Field(default=2_048, ge=2, le=1_000_000)
     max_text_chars: int = Field(default=100_000, ge=1, le=10_000_000)
     max_windows: int = Field(default=DEFAULT_MAX_WINDOWS, ge=1, le=65_536)
     max_body_bytes: int = Field(default=16 * MIB, ge=1_024, le=1_024 * MIB)
+    max_body_s: float = Field(default=30.0, gt=0, le=3_600)
+
+
+_KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_KeyHash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^\s/@?#*]+)$")]
+
+
+class AccessSettings(_Section):
+    """Who may ask, and how much.
+
+    keys_file: lines of a name and the sha256 of a key, on every node; it is read again when it changes
+    keys: the same in place, a list of hashes by name; a hash of 256 random bits may be seen by everybody
+    allow_unauthenticated: that whoever reaches the service may ask. Without this and without keys, it answers callers
+      of its own machine alone
+    max_concurrent_per_key, requests_per_s_per_key, burst_per_key: of each key in each ingress replica; the last one is
+      what may come at once after a pause, null is the requests of a second
+    cors_origins: whose pages browsers may let ask, besides the service's own; * is everybody's
+    """
+
+    keys_file: Path | None = None
+    keys: dict[_KeyName, tuple[_KeyHash, ...]] = Field(default_factory=dict)
+    allow_unauthenticated: bool = False
+    max_concurrent_per_key: int | None = Field(default=None, ge=1, le=1_000_000)
+    requests_per_s_per_key: float | None = Field(default=None, gt=0, le=1_000_000)
+    burst_per_key: int | None = Field(default=None, ge=1, le=1_000_000)
+    cors_origins: tuple[_Origin, ...] = ()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need a key."""
+        return self.keys_file is not None or bool(self.keys)
+
+    @model_validator(mode="after")
+    def _check_fit(self) -> "AccessSettings":
+        """A setting without an effect is a mistake, and here one that opens a door or leaves it open."""
+        if self.has_keys and self.allow_unauthenticated:
+            raise ValueError("allow_unauthenticated: is for a service without keys; leave it out, or the keys")
+        for name in ("max_concurrent_per_key", "requests_per_s_per_key"):
+            if getattr(self, name) is not None and not self.has_keys:
+                raise ValueError(f"{name}: is for each key, and there are none; set keys_file, or leave it out")
+        if self.burst_per_key is not None and self.requests_per_s_per_key is None:
+            raise ValueError("burst_per_key: goes with requests_per_s_per_key; set that too, or leave this out")
+        hashes = [found for listed in self.keys.values() for found in listed]
+        if len(set(hashes)) != len(hashes):
+            raise ValueError("keys: one hash is listed twice; list it once, under the name of who has the key")
+        if not all(self.keys.values()):
+            raise ValueError("keys: a name has an empty list; give it a hash, or leave the name out")
+        return self
 
 
 class LabelCacheSettings(_Section):
@@ -137,7 +189,8 @@ class LabelCacheSettings(_Section):
     tls_ca_file: who may have signed the server's certificate, instead of whom the system trusts; tls_cert_file,
       tls_key_file: our own certificate. All PEM, on every node
     signing_key: with it, entries that were not written with it are refused
-    tenant_per_key: callers with different `Authorization` headers share neither cached labels nor label sets
+    tenant_per_key: callers with different keys share neither cached labels nor label sets; where no keys are asked for,
+      callers with different `Authorization` headers
     ttl_s: of an entry, shortened by a random part of `ttl_jitter`; a list in use is refreshed
     memory_bytes: of the tier within each scorer
     connect_timeout_s, read_timeout_s: of one attempt to connect, and of one answer
@@ -267,17 +320,30 @@ class HealthSettings(_Section):
     max_pass_s: float = Field(default=60.0, gt=0, le=86_400)
 
 
+class TracingSettings(_Section):
+    """Whether requests are traced.
+
+    otlp_endpoint: the URL that takes spans as OTLP over HTTP, such as http://collector:4318/v1/traces; null is off
+    sample_ratio: of the requests that bring no traceparent; one that does says itself whether it is recorded
+    """
+
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s@?#]+$")
+    sample_ratio: float = Field(default=0.01, ge=0, le=1)
+
+
 class Settings(_Section):
     """Everything that the application needs to know besides the deployments' own options."""
 
     model: ModelSettings = Field(default_factory=ModelSettings)
     batching: BatchingSettings = Field(default_factory=BatchingSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
+    access: AccessSettings = Field(default_factory=AccessSettings)
     label_cache: LabelCacheSettings = Field(default_factory=LabelCacheSettings)
     label_sets: LabelSetSettings = Field(default_factory=LabelSetSettings)
     dialects: DialectSettings = Field(default_factory=DialectSettings)
     threads: ThreadSettings = Field(default_factory=ThreadSettings)
     health: HealthSettings = Field(default_factory=HealthSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
 
     @model_validator(mode="after")
     def _check_fit(self) -> "Settings":

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deploy.trail import NO_TRAIL, Trail
 from tokenalign.abstention import Abstention, Thresholds
 from tokenalign.backbone import BackboneIdentity
 from tokenalign.errors import FingerprintMismatchError, TokenAlignError
@@ -55,6 +56,7 @@ class EncodeBatch:
 
     ids: `[tokens]` int32, lengths: `[sequences]` int32
     queued_tokens: tokens that wait in the sender behind this batch; the encoder tells the autoscaler
+    trail: whose tokens they are
     """
 
     fingerprint: str
@@ -62,11 +64,20 @@ class EncodeBatch:
     lengths: IntArray
     priority: Priority
     queued_tokens: int
+    trail: Trail = NO_TRAIL
 
     @classmethod
-    def of(cls, fingerprint: str, tokens: TokenBatch, priority: Priority, queued_tokens: int = 0) -> "EncodeBatch":
+    def of(
+        cls,
+        fingerprint: str,
+        tokens: TokenBatch,
+        priority: Priority,
+        queued_tokens: int = 0,
+        trail: Trail = NO_TRAIL,
+    ) -> "EncodeBatch":
         """The batch that asks for the rows of `tokens`."""
-        return cls(fingerprint, tokens.values.astype(np.int32, copy=False), tokens.lengths, priority, queued_tokens)
+        ids = tokens.values.astype(np.int32, copy=False)
+        return cls(fingerprint, ids, tokens.lengths, priority, queued_tokens, trail)
 
     def tokens(self) -> TokenBatch:
         """The ids as a `TokenBatch`; the keep mask stays with the sender, so every token counts here."""
@@ -156,6 +167,11 @@ class ScoreBatch:
     def fingerprint(self) -> str:
         """Of the sender's model."""
         return self.documents.fingerprint
+
+    @property
+    def trail(self) -> Trail:
+        """Whose questions they are."""
+        return self.documents.trail
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -65,6 +65,7 @@ LAYERS = {
         "streaming",
         "wire",
         "http.*",
+        "attempts",
         "workers",
         "health",
         "model",
@@ -78,7 +79,9 @@ LAYERS = {
         "bulk_commands",
         "app",
         "label_commands",
+        "key_commands",
         "front",
+        "doors",
         "cli",
     ],
 }

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deploy.batching import BatcherClosed, DeadlineExceeded, OversizedRequestError, QueueFull
+from deploy.http.quotas import QuotaError
 from deploy.label_sets import LabelSetsUnavailableError, PinnedLabelSetError, UnknownLabelSetError
+from deploy.request_context import current_request
 from deploy.wire import ReplicaLostError
 from tokenalign.errors import (
     DeviceMemoryError,
@@ -21,6 +23,18 @@ from tokenalign.errors import (
 
 class BodyTooLargeError(TokenAlignError):
     """The body of a request is over the limit."""
+
+
+class SlowBodyError(TokenAlignError):
+    """The body of a request took too long to arrive."""
+
+
+class UnauthenticatedError(TokenAlignError):
+    """A request came without a key, or with none that is known."""
+
+
+class NotLocalError(TokenAlignError):
+    """A service without keys was asked from elsewhere."""
 
 
 class NotServedError(TokenAlignError):
@@ -45,7 +59,7 @@ class NotReadyError(TokenAlignError):
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """An error as it goes out: `{"error", "error_type", "loc"}` with a status and headers."""
+    """An error as it goes out: `{"error", "error_type", "loc", "request_id"}` with a status and headers."""
 
     status: int
     error_type: str
@@ -54,8 +68,10 @@ class HttpError:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """The JSON object of the answer."""
-        return {"error": self.message, "error_type": self.error_type, "loc": list(self.loc)}
+        """The JSON object of the answer; with the id of the request that is being answered, if there is one."""
+        found = {"error": self.message, "error_type": self.error_type, "loc": list(self.loc)}
+        request = current_request()
+        return found if request is None else {**found, "request_id": request.request_id}
 
 
 _BUSY = "the service is overloaded: {error}; send again after the time in Retry-After, or send fewer requests at once"
@@ -77,10 +93,18 @@ def to_http(error: BaseException) -> HttpError:
             return HttpError(404, "unknown_model", str(error), ("model",))
         case BodyTooLargeError():
             return HttpError(413, "body_too_large", str(error))
+        case SlowBodyError():
+            return HttpError(408, "body_too_slow", str(error), headers={"Connection": "close"})
+        case UnauthenticatedError():
+            return HttpError(401, "unauthenticated", str(error), headers={"WWW-Authenticate": "Bearer"})
+        case NotLocalError():
+            return HttpError(403, "not_local", str(error))
+        case QuotaError():
+            return HttpError(429, "over_quota", str(error), headers={"Retry-After": _seconds(error.retry_after_s)})
         case OversizedRequestError():
             return HttpError(422, "invalid_input", str(error), ("texts",))
         case QueueFull():
-            retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+            retry = {"Retry-After": _seconds(error.retry_after_s)}
             return HttpError(429, "overloaded", _BUSY.format(error=error), headers=retry)
         case DeadlineExceeded():
             return HttpError(504, "deadline_exceeded", str(error))
@@ -103,3 +127,8 @@ def to_http(error: BaseException) -> HttpError:
             return HttpError(500, "numerical", _NUMBERS)
         case _:
             return HttpError(500, "internal", _INTERNAL)
+
+
+def _seconds(wait_s: float) -> str:
+    """Of Retry-After: whole ones, and not too few."""
+    return str(max(1, math.ceil(wait_s)))

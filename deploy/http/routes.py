@@ -1,6 +1,6 @@
 """The HTTP application: native routes over a `Service`, every error through the one table."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -13,10 +13,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from deploy.http.answers import answer, error_response, json_response
+from deploy.http.cors import allow_origins
 from deploy.http.dialects import hugging_face, open_inference, rerank_apis, text_embeddings_inference
 from deploy.http.dialects.seam import Native
 from deploy.http.errors import HttpError
-from deploy.http.limits import parse_json_object, read_body
+from deploy.http.gate import Gate, document_keys, guard
+from deploy.http.limits import SLOW, parse_json_object, read_body
 from deploy.http.ndjson import NDJSON, lines_response, wants_lines
 from deploy.http.page import Page
 from deploy.http.schemas import (
@@ -33,7 +35,9 @@ from deploy.http.schemas import (
     parse_label_set,
 )
 from deploy.http.tenants import Tenants
+from deploy.http.watch import Watch, Watched
 from deploy.label_sets import Definition, UnknownLabelSetError
+from deploy.request_context import lap
 from deploy.settings import LimitSettings
 from tokenalign.labels import LabelSet
 
@@ -87,9 +91,20 @@ class Service(Protocol):
         """The heads that are served, for `GET /v1/models`; `NotReadyError` before they are known."""
 
 
-def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | None = None) -> FastAPI:
-    """The ASGI application; without `tenants` all callers share what is cached and kept."""
-    tenants = tenants or Tenants()
+def build_http_app(
+    service: Service,
+    limits: LimitSettings,
+    tenants: Tenants | None = None,
+    *,
+    watch: Watch | None = None,
+    gate: Gate | None = None,
+    cors_origins: Sequence[str] = (),
+) -> FastAPI:
+    """The ASGI application; without `tenants` all callers share what is cached and kept.
+
+    watch: who is told of requests; gate: who may ask, all without one; cors_origins: whose pages may ask besides ours
+    """
+    tenants, gate = tenants or Tenants(), gate or Gate()
     page = Page.load()
     # No ReDoc: its page shows a picture from its maker's host.
     app = FastAPIOffline(redoc_url=None, title="tokenalign", version="1", description=_DESCRIPTION)
@@ -170,19 +185,32 @@ def build_http_app(service: Service, limits: LimitSettings, tenants: Tenants | N
     async def delete_label_set(request: Request) -> Response:
         return await answer(_delete_label_set(service, request.path_params["set_id"], tenants.of(request)))
 
+    guard(app.routes, gate)
     for dialect in (hugging_face, text_embeddings_inference, rerank_apis, open_inference):
+        known = len(app.routes)
         dialect.add_routes(app, Native(service, limits, tenants))
+        guard(app.routes[known:], gate, dialect.error_body)
+    if gate.asks_for_keys:
+        document_keys(app)
 
+    if cors_origins:
+        allow_origins(app, cors_origins)
+    paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)) is not None)
+    app.add_middleware(Watched, watch=watch or Watch(), routes=paths)
     return app
 
 
 async def _classify(
     service: Service, request: Request, limits: LimitSettings, tenant: str | None
 ) -> dict[str, Any] | Response:
-    body = parse_json_object(await read_body(request, limits.max_body_bytes))
+    sent = await read_body(request, limits)
+    lap("read")
+    body = parse_json_object(sent)
+    lap("parse")
     set_id = label_set_id(body)
     known = None if set_id is None else await _known_labels(service, set_id, tenant)
     query = replace(parse_classify(body, limits, known), tenant=tenant)
+    lap("validate")
     if wants_lines(request):
         return await lines_response(service.classify_stream(query))
     return await service.classify(query)
@@ -196,7 +224,7 @@ async def _known_labels(service: Service, set_id: str, tenant: str | None) -> La
 
 
 async def _add_label_set(service: Service, request: Request, limits: LimitSettings, tenant: str | None) -> Response:
-    body = parse_json_object(await read_body(request, limits.max_body_bytes))
+    body = parse_json_object(await read_body(request, limits))
     known, new = await service.add_label_set(*parse_label_set(body, limits), tenant=tenant)
     where = {"Location": f"label-sets/{known['id']}"}  # relative to this path, which may have a prefix
     return json_response(known, 201 if new else 200, where)
@@ -251,6 +279,7 @@ def _body(request: type[BaseModel]) -> dict[str, Any]:
 def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     meaning = {
         404: "No label set has this id, so post its labels again; or no model has this name.",
+        408: SLOW,
         409: "The label set is named in the settings.",
         413: "The body is over the limit.",
         422: "A value of the request is not acceptable; `loc` names it.",
@@ -259,4 +288,5 @@ def _answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
         503: "Not ready, changing to another model, or without the store of label sets; see Retry-After.",
         504: "No answer within the time limit.",
     }
-    return {s: {"model": ErrorResponse, "description": meaning[s]} for s in statuses if s != 200}
+    read = (408,) if 413 in statuses else ()
+    return {s: {"model": ErrorResponse, "description": meaning[s]} for s in sorted((*read, *statuses)) if s != 200}

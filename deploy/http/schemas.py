@@ -525,3 +525,4 @@ class ErrorResponse(_Answered):
     error: str = Field(description="What is wrong, which limit, and what to do.")
     error_type: str
     loc: list[str | int] = Field(description="Path to the value at fault within the request.")
+    request_id: str = Field(description="The request's X-Request-ID, by which the service's logs are searched.")

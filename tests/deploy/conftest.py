@@ -15,11 +15,14 @@ import pytest
 from deploy.encoder import Encoder
 from deploy.http.routes import build_http_app
 from deploy.http.tenants import Tenants
+from deploy.http.watch import Watch
 from deploy.ingress import Ingress
 from deploy.label_cache import MemoryStore, Store
 from deploy.model import Models, ServedModel
 from deploy.scorer import Scorer
 from deploy.settings import ModelSettings, Settings
+from deploy.telemetry import NoSink, Sink
+from deploy.tracing import NO_TRACER, Tracer
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, LabelReport, ScoreBatch, ScoredBatch
 from tokenalign import LabelSet, TokenAlignClassifier
 from tokenalign.backbone import Backbone
@@ -124,19 +127,39 @@ class Stack:
 
     slots: how many batches may be in flight; sent, encoded: what went out so far
     failures: errors that the next sends end with, the first one first
+    sink, tracer: who is told what there is to watch
     """
 
-    def __init__(self, model: ServedModel | Models, settings: Settings, store: Store | None) -> None:
+    def __init__(
+        self,
+        model: ServedModel | Models,
+        settings: Settings,
+        store: Store | None,
+        sink: Sink | None = None,
+        tracer: Tracer = NO_TRACER,
+    ) -> None:
         self.settings = settings
         self.store = store
         self.slots = 2
         self.sent: list[ScoreBatch] = []
         self.encoded: list[EncodeBatch] = []
         self.failures: list[Exception] = []
-        self.encoder = Encoder(settings, model)
-        self.scorer = Scorer(settings, self.encode, self.describe, store, model)
-        self.ingress = Ingress(settings, self._send, self.describe, self._warm, lambda: self.slots, store, model)
-        self.app = build_http_app(self.ingress, settings.limits, Tenants(per_key=settings.label_cache.tenant_per_key))
+        self.encoder = Encoder(settings, model, sink=sink, tracer=tracer)
+        self.scorer = Scorer(settings, self.encode, self.describe, store, model, sink, tracer)
+        self.ingress = Ingress(
+            settings,
+            self._send,
+            self.describe,
+            self._warm,
+            lambda: self.slots,
+            store,
+            model,
+            sink=sink,
+            tracer=tracer,
+        )
+        self.watch = Watch(sink or NoSink(), tracer)
+        tenants = Tenants(per_key=settings.label_cache.tenant_per_key)
+        self.app = build_http_app(self.ingress, settings.limits, tenants, watch=self.watch)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
 
     async def encode(self, batch: EncodeBatch) -> EncodedRows:
@@ -233,11 +256,18 @@ def run_stack() -> RunStack:
 
     @asynccontextmanager
     async def run(
-        of: Pair | ServedModel | Models, /, *, store: Store | str | None = "memory", start: bool = True, **sections: Any
+        of: Pair | ServedModel | Models,
+        /,
+        *,
+        store: Store | str | None = "memory",
+        start: bool = True,
+        sink: Sink | None = None,
+        tracer: Tracer = NO_TRACER,
+        **sections: Any,
     ) -> AsyncIterator[Stack]:
         served = of.served if isinstance(of, Pair) else of
         opened = MemoryStore(64 * MIB) if isinstance(store, str) else store
-        stack = Stack(served, Settings.parse({"model": {"device": "cpu"}, **sections}), opened)
+        stack = Stack(served, Settings.parse({"model": {"device": "cpu"}, **sections}), opened, sink, tracer)
         try:
             if start:
                 await stack.scorer.start()

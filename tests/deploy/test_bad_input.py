@@ -127,7 +127,7 @@ def refused(response: httpx.Response, status: int = 422, error_type: str = "inva
     """The error, of the one shape that errors have, with a remedy in it."""
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()
-    assert error.keys() == {"error", "error_type", "loc"}
+    assert error.keys() == {"error", "error_type", "loc", "request_id"}
     assert error["error_type"] == error_type
     assert ";" in error["error"] or "must be" in error["error"]
     assert len(error["error"]) < 500
@@ -281,5 +281,5 @@ async def test_random_bytes_and_bodies(stack: Stack) -> None:
         response = await stack.client.post("/v1/classify", content=bytes(body))
         assert response.status_code in (200, 404, 422), body
         if response.status_code != 200:
-            assert response.json().keys() == {"error", "error_type", "loc"}
+            assert response.json().keys() == {"error", "error_type", "loc", "request_id"}
     assert (await stack.post(text="card", labels=LABELS)).status_code == 200

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from deploy.http.limits import parse_json_object, read_body
+from deploy.http.limits import SLOW, parse_json_object, read_body
 from deploy.http.schemas import ClassifyQuery, label_set_id, parse_classify
 from deploy.http.tenants import Tenants
 from deploy.label_sets import Definition, UnknownLabelSetError
+from deploy.request_context import lap
 from deploy.settings import LimitSettings
 from tokenalign.errors import InputError, Loc
 from tokenalign.labels import LabelSet
@@ -67,7 +68,9 @@ class Native:
 
     async def read(self, request: Request) -> bytes:
         """The request's body, of the size that is allowed."""
-        return await read_body(request, self.limits.max_body_bytes)
+        sent = await read_body(request, self.limits)
+        lap("read")
+        return sent
 
     async def read_json(self, request: Request) -> dict[str, Any]:
         """The request's JSON object."""
@@ -84,6 +87,7 @@ class Native:
             set_id = label_set_id(call.body)
             known = None if set_id is None else await self._labels(set_id, tenant, call.place)
             query = parse_classify(call.body, self.limits, known)
+            lap("validate")  # parsing too: what a dialect reads it checks as it goes
             return await self.service.classify(replace(query, tenant=tenant, keep_labels=call.keep_labels))
         except InputError as error:
             raise InputError(error.message, call.place(error.loc)) from error
@@ -117,6 +121,7 @@ def error_answers(model: type[BaseModel], *statuses: int) -> dict[int | str, dic
     """The documentation of a dialect's errors."""
     meaning = {
         404: "What the request names is not served here.",
+        408: SLOW,
         413: "The body is over the limit.",
         422: "A value of the request is not acceptable; the message names it.",
         429: "Overloaded; see Retry-After.",
@@ -124,4 +129,5 @@ def error_answers(model: type[BaseModel], *statuses: int) -> dict[int | str, dic
         503: "Not ready, or changing to another model; see Retry-After.",
         504: "No answer within the time limit.",
     }
-    return {status: {"model": model, "description": meaning[status]} for status in statuses}
+    read = (408,) if 413 in statuses else ()
+    return {status: {"model": model, "description": meaning[status]} for status in sorted((*read, *statuses))}

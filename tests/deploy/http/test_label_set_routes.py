@@ -64,7 +64,7 @@ async def post(stack: Stack, labels: Any = LABELS, **more: Any) -> httpx.Respons
 def refused(response: httpx.Response, status: int, error_type: str) -> dict[str, Any]:
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()
-    assert error.keys() == {"error", "error_type", "loc"}
+    assert error.keys() == {"error", "error_type", "loc", "request_id"}
     assert error["error_type"] == error_type
     assert "private" not in response.text
     return error

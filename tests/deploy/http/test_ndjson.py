@@ -189,7 +189,7 @@ class TestErrors:
             stack.ingress._send = fail
             *results, last = await stream(stack, texts=TEXTS, labels=LABELS)
             assert len(results) == 4
-            assert last.keys() == {"error", "error_type", "loc"}
+            assert last.keys() == {"error", "error_type", "loc", "request_id"}
             assert last["error_type"] == error_type
             assert "private" not in last["error"]
             assert stack.waiting_texts == 0

@@ -94,7 +94,8 @@ def error_of(response: httpx.Response, status: int, error_type: str) -> dict[str
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     error: dict[str, Any] = response.json()
-    assert error.keys() == {"error", "error_type", "loc"}
+    assert error.keys() == {"error", "error_type", "loc", "request_id"}
+    assert error["request_id"] == response.headers["X-Request-ID"]
     assert error["error_type"] == error_type
     assert error["error"]
     assert isinstance(error["loc"], list)
