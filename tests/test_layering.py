@@ -66,7 +66,6 @@ LAYERS = {
         "wire",
         "http.*",
         "attempts",
-        "attempts",
         "workers",
         "health",
         "model",

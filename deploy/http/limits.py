@@ -1,5 +1,6 @@
 """Reading a request's body: bounded while it streams, then JSON, with errors that say where."""
 
+import asyncio
 import json
 import reprlib
 from collections import Counter
@@ -7,20 +8,45 @@ from typing import Any
 
 from starlette.requests import Request
 
-from deploy.http.errors import BodyTooLargeError
+from deploy.http.errors import BodyTooLargeError, SlowBodyError
+from deploy.settings import LimitSettings
 from tokenalign.errors import InputError
 
 MAX_NUMBER_DIGITS = 4_300  # Python itself reads no longer whole number
+SLOW = "The body took longer than limits.max_body_s to arrive."
+"""What documentation says of a 408."""
+
 _MAX_LENGTH_DIGITS = 18  # of a Content-Length that is taken for a number at all
 
 
-async def read_body(request: Request, max_body_bytes: int) -> bytes:
-    """The whole body; `BodyTooLargeError` as soon as it is known to exceed `max_body_bytes`."""
+async def read_body(request: Request, limits: LimitSettings) -> bytes:
+    """The whole body.
+
+    `BodyTooLargeError` as soon as it is known to have too many bytes, `SlowBodyError` when it takes too long to arrive,
+    `InputError` for one that is compressed.
+    """
+    if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("identity", ""):
+        raise InputError(f"the body is compressed ({encoding[:20]!a}), which is not read here; send it as it is")
+    _check_declared(request, limits.max_body_bytes)
+    try:
+        async with asyncio.timeout(limits.max_body_s):
+            return await _collect(request, limits.max_body_bytes)
+    except TimeoutError as error:
+        raise SlowBodyError(
+            f"the body did not arrive within {limits.max_body_s:g} s (limits.max_body_s); "
+            "send it without pauses, or fewer texts at a time"
+        ) from error
+
+
+def _check_declared(request: Request, max_body_bytes: int) -> None:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and len(declared) > _MAX_LENGTH_DIGITS:
         raise _too_large("more", max_body_bytes)
     if declared.isdecimal() and int(declared) > max_body_bytes:
         raise _too_large(f"{int(declared):,}", max_body_bytes)
+
+
+async def _collect(request: Request, max_body_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():

@@ -97,7 +97,7 @@ def add_routes(app: FastAPI, native: Native) -> None:
         openapi_extra=json_body(_SCHEMA, _EXAMPLE),
     )
     async def zero_shot_classification(request: Request) -> Response:
-        return await answer(_answer(native, request), _error)
+        return await answer(_answer(native, request), error_body)
 
 
 def translate(body: dict[str, Any]) -> Call:
@@ -155,5 +155,6 @@ def _label_template(template: str, loc: Loc) -> str:
     return template.replace(PLACEHOLDER, "{label}")
 
 
-def _error(found: HttpError) -> dict[str, Any]:
+def error_body(found: HttpError) -> dict[str, Any]:
+    """An error as this dialect's clients read it."""
     return {"error": found.message}

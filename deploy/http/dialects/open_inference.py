@@ -166,7 +166,7 @@ def add_routes(app: FastAPI, native: Native) -> None:
 
     @app.get("/v2", summary="Server metadata of the open inference protocol", response_model=ServerMetadata)
     async def server_metadata() -> Response:
-        return await answer(_server_metadata(), _error)
+        return await answer(_server_metadata(), error_body)
 
     @app.get("/v2/health/live", summary="Whether this process runs", response_model=ServerLive)
     async def server_live() -> dict[str, bool]:
@@ -176,7 +176,7 @@ def add_routes(app: FastAPI, native: Native) -> None:
         "/v2/health/ready", summary="Whether requests can be answered", response_model=ServerReady, responses=not_ready
     )
     async def server_ready() -> Response:
-        return await answer(_server_ready(native), _error)
+        return await answer(_server_ready(native), error_body)
 
     @app.get(
         "/v2/models/{name:path}/ready",
@@ -186,7 +186,7 @@ def add_routes(app: FastAPI, native: Native) -> None:
         openapi_extra=named,
     )
     async def model_ready(request: Request) -> Response:
-        return await answer(_model_ready(native, request.path_params["name"]), _error)
+        return await answer(_model_ready(native, request.path_params["name"]), error_body)
 
     @app.post(
         "/v2/models/{name:path}/infer",
@@ -198,7 +198,7 @@ def add_routes(app: FastAPI, native: Native) -> None:
         openapi_extra={**named, **json_body(_SCHEMA, _EXAMPLE)},
     )
     async def infer(request: Request) -> Response:
-        return await answer(_infer(native, request, request.path_params["name"]), _error)
+        return await answer(_infer(native, request, request.path_params["name"]), error_body)
 
     @app.get(
         "/v2/models/{name:path}",
@@ -208,7 +208,7 @@ def add_routes(app: FastAPI, native: Native) -> None:
         openapi_extra=named,
     )
     async def model_metadata(request: Request) -> Response:
-        return await answer(_model_metadata(native, request.path_params["name"]), _error)
+        return await answer(_model_metadata(native, request.path_params["name"]), error_body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,5 +378,6 @@ def _check_shapes(text: TextTensor, labels: TextTensor) -> None:
         )
 
 
-def _error(found: HttpError) -> dict[str, Any]:
+def error_body(found: HttpError) -> dict[str, Any]:
+    """An error as this dialect's clients read it."""
     return {"error": found.message}

@@ -90,7 +90,7 @@ def add_routes(app: FastAPI, native: Native) -> None:
         openapi_extra=_documented(with_documents=False),
     )
     async def rerank_v2(request: Request) -> Response:
-        return await answer(_rerank_v2(native, request), _error)
+        return await answer(_rerank_v2(native, request), error_body)
 
     @app.post(
         "/v1/rerank",
@@ -100,7 +100,7 @@ def add_routes(app: FastAPI, native: Native) -> None:
         openapi_extra=_documented(with_documents=True),
     )
     async def rerank_v1(request: Request) -> Response:
-        return await answer(_rerank_v1(native, request), _error)
+        return await answer(_rerank_v1(native, request), error_body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,8 @@ def _document(item: object, loc: Loc) -> tuple[str, Loc]:
     return string(fields.required("text", "the document's text"), fields.at("text")), fields.at("text")
 
 
-def _error(found: HttpError) -> dict[str, Any]:
+def error_body(found: HttpError) -> dict[str, Any]:
+    """An error as this dialect's clients read it."""
     return {"message": found.message}
 
 

@@ -89,7 +89,7 @@ def add_routes(app: FastAPI, native: Native) -> None:
         openapi_extra=json_body(_PREDICT_SCHEMA, {"inputs": "I was charged twice for the same card purchase."}),
     )
     async def predict(request: Request) -> Response:
-        return await answer(_predict(native, request), _error)
+        return await answer(_predict(native, request), error_body)
 
     @app.post(
         "/rerank",
@@ -101,7 +101,7 @@ def add_routes(app: FastAPI, native: Native) -> None:
         ),
     )
     async def rerank(request: Request) -> Response:
-        return await answer(_rerank(native, request), _error)
+        return await answer(_rerank(native, request), error_body)
 
 
 async def _predict(native: Native, request: Request) -> Any:
@@ -197,6 +197,7 @@ def _only(items: list[Any], loc: Loc) -> str:
     return string(items[0], (*loc, 0))
 
 
-def _error(found: HttpError) -> dict[str, Any]:
+def error_body(found: HttpError) -> dict[str, Any]:
+    """An error as this dialect's clients read it."""
     kinds: dict[int, ErrorType] = {429: "Overloaded", 500: "Backend", 503: "Unhealthy", 504: "Backend"}
     return {"error": found.message, "error_type": kinds.get(found.status, "Validation")}

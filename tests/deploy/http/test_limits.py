@@ -9,7 +9,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from deploy.http.errors import BodyTooLargeError
 from deploy.http.limits import parse_json_object, read_body
+from deploy.settings import LimitSettings
 from tokenalign.errors import InputError
+
+TEN = LimitSettings.model_construct(max_body_bytes=10, max_body_s=60.0)
 
 
 class Sender:
@@ -35,7 +38,7 @@ class TestReadBody:
     @pytest.mark.parametrize("length", [None, "10"])
     async def test_up_to_the_limit(self, length: str | None) -> None:
         """A body of exactly the limit is read whole, with or without its length ahead."""
-        assert await read_body(Sender([b"01234", b"", b"56789"], length).request, 10) == b"0123456789"
+        assert await read_body(Sender([b"01234", b"", b"56789"], length).request, TEN) == b"0123456789"
 
     async def test_an_announced_excess_is_not_read(self) -> None:
         """A length over the limit is refused with the numbers before a byte is taken."""
@@ -43,7 +46,7 @@ class TestReadBody:
         with pytest.raises(
             BodyTooLargeError, match=r"has 11 bytes, at most 10 allowed \(limits.max_body_bytes\); send"
         ):
-            await read_body(sender.request, 10)
+            await read_body(sender.request, TEN)
         assert sender.taken == 0
 
     @pytest.mark.parametrize("length", [None, "3", "", "many", "-1"])
@@ -51,19 +54,19 @@ class TestReadBody:
         """A body without a length, or longer than it said, is read no further than the chunk that passes the limit."""
         sender = Sender([b"01234"] * 100, length)
         with pytest.raises(BodyTooLargeError, match="at most 10"):
-            await read_body(sender.request, 10)
+            await read_body(sender.request, TEN)
         assert sender.taken == 3
 
     async def test_a_length_of_thousands_of_digits(self) -> None:
         """A length too long to be a number is over the limit."""
         digits = "9" * (sys.get_int_max_str_digits() + 1)
         with pytest.raises(BodyTooLargeError):
-            await read_body(Sender([b"x"], digits).request, 10)
+            await read_body(Sender([b"x"], digits).request, TEN)
 
     async def test_a_caller_who_leaves(self) -> None:
         """A connection that ends in the middle of a body is told from a complete one."""
         with pytest.raises(ClientDisconnect):
-            await read_body(Sender([b"01234"], leaves=True).request, 10)
+            await read_body(Sender([b"01234"], leaves=True).request, TEN)
 
 
 class TestParse:
