@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-WAIT_PER_OWN_TIME = 100.0  # sixty-odd callers with requests of any size are no overload
+WAIT_PER_OWN_TIME = 60.0  # sixty-odd callers with requests of any size are no overload
 MIN_RETRY_AFTER_S = 0.1
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from deploy.telemetry import NoSink, Reading, Sink
 from deploy.tracing import NO_TRACER, Tracer
 from deploy.trail import working_for
 from deploy.wire import EncodeBatch, EncodedRows, EncoderIdentity, Priority, check_fingerprint
-from deploy.workers import available_cores
+from deploy.workers import available_cores, give_way
 from tokenalign.devices import to_host
 from tokenalign.errors import TokenAlignError
 from tokenalign.parallel import compute_alone, operator_threads, operator_threads_for, shards
@@ -36,6 +36,7 @@ from tokenalign.scoring import Aligner
 from tokenalign.tokens import TokenBatch, compact
 
 MAX_MERGED = 64  # batches in one pass
+NICENESS = 7  # of computing threads; above the scorer's, since a batch that is nearly answered makes room soonest
 REPORT_AGE_S = 5.0  # what a sender had waiting counts for so long in an encoder without work
 CUDA_PASSES = 2  # in flight: the kernels of one run while the rows of the other are copied and checked
 
@@ -78,7 +79,7 @@ class Encoder:
         self._names = list(served_by_name)
         fingerprint, *others = self._aligners
         self._identity = EncoderIdentity(self._backbone.identity, fingerprint, tuple(others))
-        self._worker = WatchedWorker("encoder", self._threads, compute_alone, max_pass_s=settings.health.max_pass_s)
+        self._worker = WatchedWorker("encoder", self._threads, _prepare, max_pass_s=settings.health.max_pass_s)
         self._merger: MicroBatcher[EncodeBatch, NDArray[Any]] = MicroBatcher(
             self._encode_together,
             weight=lambda batch: len(batch.ids),
@@ -200,6 +201,11 @@ class Encoder:
             if self._projects:
                 return aligner.project(states, what)
             return compact(to_host(states.float()), what)
+
+
+def _prepare() -> None:
+    give_way(NICENESS)
+    compute_alone()
 
 
 def computing_threads(device: torch.device, threads: ThreadSettings) -> int:

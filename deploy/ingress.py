@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from deploy.attempts import Attempts
-from deploy.attempts import Attempts
 from deploy.batching import BatchInfo, DeadlineExceeded, MicroBatcher
 from deploy.health import UnhealthyError
 from deploy.http.errors import NotReadyError, UnknownModelError
@@ -180,7 +179,6 @@ class Ingress:
         self._slots = slots
         batching = settings.batching
         self._attempts = Attempts(batching.request_timeout_s)
-        self._attempts = Attempts(batching.request_timeout_s)
         self._batcher: MicroBatcher[_Item, Answer] = MicroBatcher(
             self._dispatch,
             weight=lambda item: len(item.tokens.values),
@@ -271,6 +269,10 @@ class Ingress:
             for name, fingerprint in self._fingerprints.items()
         ]
         return {"models": models}
+
+    def check_room(self) -> None:
+        """Raises `QueueFull` where a request of one text would be refused."""
+        self._batcher.check_room(1)
 
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         """The JSON answer to a good request.
@@ -383,11 +385,6 @@ class Ingress:
             for warning in report.warnings:
                 logger.warning("label_sets.warm: %s: %s", file.place(tuple(warning["loc"])), warning["message"])
         self._label_sets.pin(definition)
-
-    def _slots_now(self) -> int:
-        """What this ingress may have in flight; a batch that seems lost has another one beside it."""
-        slots = self._slots()
-        return slots + min(slots, self._attempts.overdue)
 
     def _slots_now(self) -> int:
         """What this ingress may have in flight; a batch that seems lost has another one beside it."""

@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from deploy.wire import (
     ScoredBatch,
     check_fingerprint,
 )
-from deploy.workers import available_cores
+from deploy.workers import available_cores, give_way
 from tokenalign.backbone import BackboneIdentity, resolve_device
 from tokenalign.config import MultiLabelCalibration
 from tokenalign.errors import BackboneError, ConfigError, FingerprintMismatchError, InputError, TokenAlignError
@@ -60,6 +61,7 @@ from tokenalign.text import TokenizedTexts
 from tokenalign.tokens import TokenBatch
 from tokenalign.weights import label_fingerprint
 
+NICENESS = 3  # of the computing thread, below the encoder's
 REMEMBERED_SETS = 256  # label sets whose tokens and warnings a replica keeps at hand
 REMEMBERED_LABEL_BYTES = 64 * 1024 * 1024  # of label sets that needn't be unpacked again
 
@@ -145,7 +147,9 @@ class Scorer:
         self._names = list(served_by_name)
         self._heads = [_Head.of(served, device) for served in served_by_name.values()]
         torch.set_num_threads(settings.threads.scorer or available_cores())
-        self._worker = WatchedWorker("scorer", max_pass_s=settings.health.max_pass_s)
+        self._worker = WatchedWorker(
+            "scorer", prepare=partial(give_way, NICENESS), max_pass_s=settings.health.max_pass_s
+        )
         self._busy = BusyShare(self._worker)
         self._label_sets: ByteLru[bytes, LabelSet] = ByteLru(REMEMBERED_LABEL_BYTES)
         self._known: OrderedDict[tuple[str, LabelSet, str | None, str | None], _Known] = OrderedDict()

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,6 +18,15 @@ _STOP_PRIORITY = 1_000_000
 def available_cores() -> int:
     """Cores that this process may run on. Asked of the system: Ray tells torch the replica's `num_cpus` instead."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def give_way(niceness: int) -> None:
+    """Lets this thread compute where threads of less niceness leave a core to it; on Linux, where a thread has its own.
+
+    What accepts and refuses requests and passes batches on needs little time, but needs it at once.
+    """
+    if sys.platform == "linux":
+        os.nice(niceness)
 
 
 class PriorityWorker:

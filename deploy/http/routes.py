@@ -58,6 +58,9 @@ _LINES = {
 class Service(Protocol):
     """What the routes need of the ingress."""
 
+    def check_room(self) -> None:
+        """Raises `QueueFull` where a request of one text would be refused."""
+
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         """The JSON answer to a good request."""
 
@@ -203,6 +206,7 @@ def build_http_app(
 async def _classify(
     service: Service, request: Request, limits: LimitSettings, tenant: str | None
 ) -> dict[str, Any] | Response:
+    service.check_room()  # before a body is read: under overload most are refused
     sent = await read_body(request, limits)
     lap("read")
     body = parse_json_object(sent)

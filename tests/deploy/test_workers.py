@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deploy.workers import PriorityWorker
+from deploy.workers import PriorityWorker, give_way
 
 Until = Callable[[Callable[[], bool]], Any]
 
@@ -34,6 +36,18 @@ class Gate:
         self.entered.set()
         assert self.opened.wait(60), "nobody opened the gate"
         return "passed"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is the process's")
+async def test_a_thread_that_gives_way() -> None:
+    """Only the computing thread becomes nicer: the loop beside it stays as it is."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    made = PriorityWorker("nice", prepare=partial(give_way, 1))
+    try:
+        assert await made.run(lambda: os.getpriority(os.PRIO_PROCESS, 0)) == min(before + 1, 19)
+    finally:
+        made.stop()
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 async def test_what_the_call_gives(worker: PriorityWorker) -> None:

@@ -27,6 +27,9 @@ Place = Callable[[Loc], Loc]
 class Service(Protocol):
     """What dialects need of the ingress."""
 
+    def check_room(self) -> None:
+        """Raises `QueueFull` where a request of one text would be refused."""
+
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         """The native answer to a good request."""
 
@@ -67,7 +70,8 @@ class Native:
     tenants: Tenants
 
     async def read(self, request: Request) -> bytes:
-        """The request's body, of the size that is allowed."""
+        """The request's body, of the size that is allowed; `QueueFull` before it is read where it would be refused."""
+        self.service.check_room()
         sent = await read_body(request, self.limits)
         lap("read")
         return sent

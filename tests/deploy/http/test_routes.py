@@ -11,6 +11,7 @@ import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from deploy.batching import QueueFull
 from deploy.http.errors import NotReadyError
 from deploy.http.routes import build_http_app
 from deploy.http.schemas import ClassifyQuery
@@ -30,11 +31,16 @@ class FakeService:
     def __init__(self) -> None:
         self.answer: Any = {"results": []}
         self.queries: list[ClassifyQuery] = []
+        self.full: QueueFull | None = None
 
     def _give(self) -> Any:
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
+
+    def check_room(self) -> None:
+        if self.full is not None:
+            raise self.full
 
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         self.queries.append(query)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deploy.batching import QueueFull
 from deploy.http.routes import build_http_app
 from deploy.http.schemas import ClassifyQuery
 from deploy.label_sets import Definition, UnknownLabelSetError
@@ -27,7 +28,12 @@ class EchoService:
     def __init__(self) -> None:
         self.queries: list[ClassifyQuery] = []
         self.failure: Exception | None = None
+        self.full: QueueFull | None = None
         self.predicted: str | None = None
+
+    def check_room(self) -> None:
+        if self.full is not None:
+            raise self.full
 
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         self.queries.append(query)

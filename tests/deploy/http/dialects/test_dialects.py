@@ -200,6 +200,18 @@ class TestErrors:
         assert response.headers.get("retry-after") == native.headers.get("retry-after") == retry
         assert "private" not in response.text
 
+    @pytest.mark.parametrize("path", [*PATHS, "/v1/classify"])
+    async def test_a_full_queue_is_said_before_the_body_is_read(
+        self, echo: httpx.AsyncClient, service: Any, path: str
+    ) -> None:
+        """Under overload most requests are refused, so that must cost little: 429 even for what is no JSON."""
+        service.full = QueueFull(5, 100, 4, 1_000, 2.5)
+        refused = await echo.post(path, content=b"{")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "3")
+        service.full = None
+        assert (await echo.post(path, content=b"{")).status_code != 429
+        assert service.queries == []
+
     async def test_the_kinds_of_text_embeddings_inference(self, echo: httpx.AsyncClient, service: Any) -> None:
         """Its `error_type` says what to do: mend the request, come back later, or ask who runs it."""
         for failure, kind in (
