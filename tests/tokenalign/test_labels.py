@@ -217,6 +217,19 @@ def test_lone_surrogates(text: str) -> None:
         check_text(text, ("text",), 10)
 
 
+@given(TEXTS, st.characters(categories=["Cs"]), TEXTS)
+def test_any_text_with_a_lone_surrogate_is_refused(before: str, surrogate: str, after: str) -> None:
+    """Wherever it stands; without it the text is let through as it is, unless it is blank or has a NUL."""
+    text = before + surrogate + after
+    with pytest.raises(InputError) as caught:
+        check_text(text, ("text",), 100)
+    if "\x00" not in text:
+        assert f"U+{ord(surrogate):04X} at position {len(before)}, no character" in str(caught.value)
+    rest = before + after
+    if rest.strip() and "\x00" not in rest:
+        assert check_text(rest, ("text",), 100) is rest
+
+
 @given(TEXTS)
 def test_twins_are_found_whatever_their_form(text: str) -> None:
     """A label and its NFD form never pass as two."""

@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -313,20 +314,48 @@ def test_a_character_of_several_tokens(qwen3_tokenizer: TextTokenizer) -> None:
     assert all(0 <= a < b <= len(text) for a, b in spans)
 
 
+@pytest.fixture(scope="session", params=["plain", "framed"])
+def any_frame(request: pytest.FixtureRequest, tokenizer_folder: Path, any_tokenizer: TextTokenizer) -> TextTokenizer:
+    """Both tokenizers without a template, and with one whose words run into the text's, of which most are cut."""
+    if request.param == "plain":
+        return any_tokenizer
+    return load(tokenizer_folder, document_template="ca{text}ed? [card", max_length=16)
+
+
+PIECES = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12),
+    st.sampled_from([*CONTROL_STRINGS, " ", "card", "?!", "e\u0301", "\u200b"]),
+)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30), min_size=1, max_size=4))
-def test_any_text_has_sound_spans(any_tokenizer: TextTokenizer, texts: list[str]) -> None:
-    """Every scored token covers a piece of its own text, in order; a text without any token is the named error."""
+@given(texts=st.lists(st.lists(PIECES, min_size=1, max_size=5).map("".join), min_size=1, max_size=4))
+def test_any_text_has_sound_spans(any_frame: TextTokenizer, reference: Any, texts: list[str]) -> None:
+    """Every scored token covers a piece of its own text, in order; none is a control token; a cut is told as it is.
+
+    A text without any token is the named error.
+    """
     try:
-        tokenized = any_tokenizer.documents(texts)
+        tokenized = any_frame.documents(texts)
     except InputError as error:
         assert error.loc[0] == "texts"  # noqa: PT017  both outcomes are right, each has its conditions
         return
+    offsets = tokenized.tokens.offsets
+    control_ids = np.array(sorted(set(reference.added_tokens_decoder) - {reference.unk_token_id}))
+    assert not np.isin(tokenized.tokens.values[tokenized.tokens.keep], control_ids).any()
     for i, text in enumerate(texts):
         spans = tokenized.kept_spans(i)
         assert len(spans) > 0
         assert ((spans[:, 0] >= 0) & (spans[:, 0] < spans[:, 1]) & (spans[:, 1] <= len(text))).all()
         assert (spans[1:, 0] >= spans[:-1, 0]).all()
+        everything = tokenized.spans[offsets[i] : offsets[i + 1]]
+        frame = reference.num_special_tokens_to_add()
+        inside = tokenized.tokens.values[offsets[i] : offsets[i + 1]][frame // 2 : -(frame - frame // 2) or None]
+        assert not np.isin(inside, control_ids).any()
+        cut = tokenized.truncations[i]
+        if cut is not None:
+            assert cut.tokens > cut.used == len(everything)
+            assert spans[:, 0].max() <= cut.cut_at <= len(text)
 
 
 def test_no_texts(any_tokenizer: TextTokenizer) -> None:

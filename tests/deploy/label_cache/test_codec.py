@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from deploy.label_cache.codec import CodecError, LabelRows, decode_rows, encode_rows
+from tests.fuzz.entries import check_bytes, seeds
 from tokenalign.errors import NumericalError
 
 KEY = "tokenalign:1:f1:label:00ff"
@@ -95,6 +96,38 @@ def test_a_flipped_bit_at_any_position_is_detected(secret: bytes | None) -> None
         damaged[position // 8] ^= 1 << position % 8
         with pytest.raises(CodecError):
             decode_rows(KEY, bytes(damaged), secret, width=3, descriptions=2)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+    at=st.integers(0),
+    bit=st.integers(0, 7),
+    secret=st.sampled_from([None, SECRET]),
+)
+def test_any_entry_with_a_flipped_bit_is_refused(
+    lengths: list[int], seed: int, at: int, bit: int, secret: bytes | None
+) -> None:
+    """Of whatever size the entry is."""
+    damaged = bytearray(encode_rows(KEY, rows_of(lengths, seed=seed), secret))
+    damaged[at % len(damaged)] ^= 1 << bit
+    with pytest.raises(CodecError):
+        decode_rows(KEY, bytes(damaged), secret, width=3, descriptions=len(lengths))
+
+
+@settings(max_examples=300)
+@given(data=st.binary(max_size=160))
+def test_any_bytes_are_rows_or_a_named_refusal(data: bytes) -> None:
+    """Also behind a header and under a checksum that fit: nothing but `CodecError` is raised, and rows are sound."""
+    assert check_bytes(data)
+
+
+@settings(max_examples=300)
+@given(seed=st.sampled_from(list(seeds())), at=st.integers(2, 100), cut=st.integers(0, 12), put=st.binary(max_size=12))
+def test_any_change_of_an_entry_is_rows_or_a_named_refusal(seed: bytes, at: int, cut: int, put: bytes) -> None:
+    """Likewise for bytes that are nearly an entry, with a checksum that fits what was made of them."""
+    assert check_bytes(seed) == "rows"
+    assert check_bytes(seed[:at] + put + seed[at + cut :])
 
 
 def test_every_truncation_is_detected() -> None:
