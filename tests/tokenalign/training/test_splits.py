@@ -1,5 +1,6 @@
 """Splits: disjoint by label, without shared texts, the same for the same seed."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tokenalign.training.splits import (
     Duplicates,
     Split,
     describe,
+    make_label_split,
+    make_message_split,
     make_split,
     partition_hashes,
     shared_texts,
@@ -145,3 +148,70 @@ def test_the_shipped_recipe_never_trains_on_banking_domains() -> None:
     """CLINC150's banking domains overlap the zero-shot test labels, so no built-in recipe may name one."""
     for recipe in RECIPES.values():
         assert not BANKING_DOMAINS & set(recipe.clinc150_domains), recipe.name
+
+
+def own(labels: int, messages: int, *more: tuple[str, str]) -> Corpus:
+    """A corpus of one file: so many labels of so many messages each, and the rows given."""
+    rows = [Example(f"{label} message {i}", f"label {label}") for label in range(labels) for i in range(messages)]
+    examples = (*rows, *(Example(*row) for row in more))
+    return Corpus(tuple(dict.fromkeys(example.label for example in examples)), {"train": examples})
+
+
+def test_any_corpus_splits_by_label() -> None:
+    """In Banking77's proportions; test labels' messages are all held out, of other labels a fifth, none twice."""
+    corpus = own(20, 10)
+    split = make_label_split(corpus, 5)
+    assert [len(split.train_labels), len(split.validation_labels), len(split.test_labels)] == [13, 3, 4]
+    assert len(split.unseen_test) == 40
+    assert len(split.seen_test) == 13 * 2
+    texts = [example.text for part in split.partitions.values() for example in part]
+    assert sorted(texts) == sorted(example.text for example in corpus.examples["train"])
+    held_out = {*split.validation_labels, *split.test_labels}
+    assert not held_out & {example.label for example in split.partitions["train"]}
+    assert partition_hashes(split) == partition_hashes(make_label_split(own(20, 10), 5))
+    assert partition_hashes(split) != partition_hashes(make_label_split(own(20, 10), 6))
+
+
+def test_any_corpus_splits_by_message() -> None:
+    """Every label is in every partition, in the same proportions, and no message is in two."""
+    split = make_message_split(own(3, 20), 5)
+    assert split.train_labels == split.validation_labels == split.test_labels == split.all_labels
+    sizes = {name: len(part) for name, part in split.partitions.items()}
+    assert sizes == {"test": 12, "validation_select": 3, "validation_calibrate": 6, "train": 39}
+    for part in split.partitions.values():
+        assert {example.label for example in part} == set(split.all_labels)
+    assert shared_texts(split) == {"test": 0, "validation_select": 0, "validation_calibrate": 0}
+    assert describe(split)["kind"] == "messages"
+
+
+@pytest.mark.parametrize("make", [make_label_split, make_message_split])
+def test_duplicates_never_stand_on_both_sides(make: Callable[[Corpus, int], Split]) -> None:
+    """Equal texts, ones that differ by case or white space, and ones with two labels are left out and counted."""
+    twins = [(f"{label}  MESSAGE {i}", f"label {label}") for label in range(8) for i in range(6)]
+    exact = [(f"{label} message 0", f"label {label}") for label in range(8)]
+    split = make(own(8, 12, *twins, *exact, ("1 message 1", "label 2")), 1)
+    removed = list(split.removed.values())
+    assert sum(found.total for found in removed) == len(twins) + len(exact) + 1
+    assert sum(found.other_label for found in removed) >= 1
+    assert sum(found.exact for found in removed) >= 1
+    assert set(shared_texts(split).values()) == {0}
+
+
+def test_a_test_partition_of_its_own_is_the_test() -> None:
+    """Nothing of the other file is tested on, and what both have is not trained on."""
+    corpus = own(8, 10)
+    test = (Example("0 MESSAGE 3", "label 0"), Example("new", "label 1"))
+    for split in (
+        make_message_split(Corpus(corpus.labels, corpus.examples | {"test": test}), 1),
+        make_label_split(Corpus(corpus.labels, corpus.examples | {"test": test}), 1),
+    ):
+        assert split.partitions["test"] == test
+        assert set(shared_texts(split).values()) == {0}
+
+
+def test_too_little_to_split() -> None:
+    """Too few labels, or messages of one, are errors that say how many are needed and what else can be done."""
+    with pytest.raises(DataError, match=r"5 labels can't be divided .* takes 6; .*--split messages"):
+        make_label_split(own(5, 10), 1)
+    with pytest.raises(DataError, match=r"label 'rare' has 1 distinct message, at least 5"):
+        make_message_split(own(3, 10, ("once", "rare"), (" ONCE", "rare")), 1)
