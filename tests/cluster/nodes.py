@@ -31,11 +31,18 @@ AnyT = TypeVar("AnyT")
 Config = dict[str, Any]
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A TCP port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nothing listens on, another one each time."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def wait_for(what: str, found: Callable[[], AnyT], patience_s: float = PATIENCE_S) -> AnyT:
@@ -236,6 +243,7 @@ class Cluster:
         own = {
             **os.environ,
             "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),  # where tests.cluster.wedging is found
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(REPLICA_PORTS),

@@ -33,9 +33,9 @@ def cluster(
 
     def config_for(cluster: Cluster) -> Config:
         config = config_of(cluster, health={"max_pass_s": MAX_PASS_S})
-        environment = config["applications"][0]["runtime_env"]
-        environment["env_vars"][TRAP] = str(trap)
-        environment["worker_process_setup_hook"] = "tests.cluster.wedging.install"
+        [app] = config["applications"]
+        app["import_path"] = "tests.cluster.wedging:build_app"
+        app["runtime_env"]["env_vars"][TRAP] = str(trap)
         return config
 
     with start_cluster(config_for) as running:

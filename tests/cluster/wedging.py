@@ -1,26 +1,31 @@
-"""What Ray runs in each of its processes where a test wants forward passes that never end."""
+"""The application, whose encoders may be told to begin a forward pass that never ends."""
 
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+from ray import serve
+
+import deploy.app
+
 TRAP = "TOKENALIGN_TEST_TRAP"
 """Environment variable: a file that the next pass takes away, and then sleeps for ever."""
 
 
-def install() -> None:
-    """Has every forward pass look for the trap first."""
-    from tokenalign.backbone import Backbone
+class EncoderDeployment(deploy.app.EncoderDeployment):
+    """The encoder, which looks for the trap before each pass."""
 
-    trap, encode = Path(os.environ[TRAP]), Backbone.encode
-
-    def watched(self: Backbone, *args: Any, **options: Any) -> Any:
+    def _rows(self, *args: Any, **options: Any) -> Any:
         try:
-            trap.unlink()
+            Path(os.environ[TRAP]).unlink()
         except FileNotFoundError:
-            return encode(self, *args, **options)
+            return super()._rows(*args, **options)
         while True:
             time.sleep(1)
 
-    Backbone.encode = watched  # type: ignore[method-assign]
+
+def build_app(args: dict[str, Any]) -> serve.Application:
+    """The application of `deploy.app` with these encoders."""
+    deploy.app.EncoderDeployment = EncoderDeployment  # type: ignore[misc]
+    return deploy.app.build_app(args)
