@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
@@ -71,6 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(path: Path) -> int:
+    with (
+        tempfile.TemporaryDirectory(prefix="tokenalign-", ignore_cleanup_errors=True) as folder,
+        _added(private_ray(os.environ, Path(folder), haproxy_program(os.environ))),  # before Ray is imported
+    ):
+        return _run(path, Path(folder))
+
+
+def _run(path: Path, folder: Path) -> int:
     config = _load(path)
     host, port = str(config.http_options.host), config.http_options.port
     with_keys = _check_access(config, host)
@@ -83,25 +91,22 @@ def _serve(path: Path) -> int:
         signal.signal(number, lambda *_: stop.set())
     _say(f"starting; first answers in about half a minute ({path})")
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tokenalign-", ignore_cleanup_errors=True) as folder:
-        _start(path, Path(folder))
-        try:
-            if not _wait_until_ready(f"http://{host}:{port}", [app.name for app in config.applications], stop):
-                return 0 if stop.is_set() else 1
-            _say(
-                f"ready after {time.monotonic() - started:.0f} s on http://{host}:{port} (API at /docs); Ctrl-C ends it"
-            )
-            key = " -H 'authorization: Bearer YOUR-KEY'" if with_keys else ""
-            _say(
-                f"try:\n\n  curl -s http://{host}:{port}/v1/classify -H 'content-type: application/json'{key} \\\n"
-                f"    -d '{json.dumps(EXAMPLE)}'\n"
-            )
-            _say(f"metrics for Prometheus at {_metrics_url()}")
-            stop.wait()
-            return 0
-        finally:
-            _say("stopping")
-            _stop()
+    _start(path, folder)
+    try:
+        if not _wait_until_ready(f"http://{host}:{port}", [app.name for app in config.applications], stop):
+            return 0 if stop.is_set() else 1
+        _say(f"ready after {time.monotonic() - started:.0f} s on http://{host}:{port} (API at /docs); Ctrl-C ends it")
+        key = " -H 'authorization: Bearer YOUR-KEY'" if with_keys else ""
+        _say(
+            f"try:\n\n  curl -s http://{host}:{port}/v1/classify -H 'content-type: application/json'{key} \\\n"
+            f"    -d '{json.dumps(EXAMPLE)}'\n"
+        )
+        _say(f"metrics for Prometheus at {_metrics_url()}")
+        stop.wait()
+        return 0
+    finally:
+        _say("stopping")
+        _stop()
 
 
 def _load(path: Path) -> "ServeDeploySchema":
@@ -176,7 +181,6 @@ def _start(path: Path, folder: Path) -> None:
     """A Ray of our own on this machine, and the configuration submitted to it; folder: for files of this run alone."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ |= switches(os.environ, folder)  # Ray's processes inherit them, and read them as they start
-    os.environ |= private_ray(os.environ, folder, haproxy_program(os.environ))
     import ray
     from ray.serve import scripts
 
@@ -243,6 +247,17 @@ def _stop() -> None:
     for process in psutil.wait_procs(processes, timeout=KILL_S)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+@contextlib.contextmanager
+def _added(variables: Mapping[str, str]) -> Iterator[None]:
+    """Has them in the environment, where none of them is yet."""
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 docs/security.md lists every port, and a test compares the list with a running application's.
 """
 
+import os
 import secrets
 import shlex
 from collections.abc import Mapping
@@ -26,13 +27,14 @@ def private_ray(given: Mapping[str, str], folder: Path, haproxy: Path | None) ->
     wanted = {**ALONE, "RAY_AUTH_MODE": "token"}
     if given.get("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN" not in given:
         wanted["RAY_AUTH_TOKEN_PATH"] = str(folder / "ray-token")
-    if haproxy is not None:
-        wanted["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(folder / "haproxy")
     found = {name: value for name, value in wanted.items() if name not in given}
     if (token := found.get("RAY_AUTH_TOKEN_PATH")) is not None:
         _write(Path(token), secrets.token_hex(32), 0o600)
-    if haproxy is not None and (script := found.get("RAY_SERVE_HAPROXY_BINARY_PATH")) is not None:
-        _write(Path(script), _script(haproxy), 0o700)
+    if haproxy is not None and "RAY_SERVE_HAPROXY_BINARY_PATH" not in given:
+        script = folder / "haproxy"
+        _write(script, _script(haproxy), 0o700)
+        if os.access(script, os.X_OK):  # not where programs of this folder may not run: then HAProxy's own is started
+            found["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(script)
     return found
 
 

@@ -21,7 +21,7 @@ from tokenalign.errors import ConfigError
 
 KEY, OTHER = new_key(), new_key()
 WITH_KEY, WITH_OTHER = {"authorization": f"Bearer {KEY}"}, {"authorization": f"Bearer {OTHER}"}
-KEYS = {"anna": (hash_of(KEY),), "bert": (hash_of(OTHER),)}
+KEYS: dict[str, tuple[str, ...]] = {"anna": (hash_of(KEY),), "bert": (hash_of(OTHER),)}
 GOOD = {"text": "card", "labels": ["a", "b"]}
 
 
