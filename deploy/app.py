@@ -210,7 +210,8 @@ class _ReplicaCount:
 
 
 def _running(deployment: DeploymentStatusOverview) -> int:
-    return sum(count for state, count in deployment.replica_states.items() if state.value == "RUNNING")
+    # Serve's answer names states by plain words, where its types have an enumeration of them.
+    return sum(count for state, count in deployment.replica_states.items() if state == "RUNNING")
 
 
 def _refuse_several_nodes() -> None:

@@ -53,16 +53,14 @@ class Watched:
             return
         watch, started = self._watch, time.perf_counter()
         headers = Headers(scope=scope)
-        given = headers.get(REQUEST_ID)
-        request_id = request_id_of(given)
-        named = watch.names_requests or request_id != given
+        request_id = request_id_of(headers.get(REQUEST_ID))
         status: int | None = None
 
         async def tell(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if named:
+                if watch.names_requests:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 

@@ -1,5 +1,6 @@
-"""A request's trace goes through all deployments, tells nothing of what was asked, and costs nothing where it is off."""
+"""A request's trace goes through all deployments and tells nothing of what was asked; it is off unless asked for."""
 
+import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ class TestAcrossDeployments:
         assert {*chain, "labels"} <= found.keys()
         assert {span.get_span_context().trace_id for span in found.values()} == {int(TRACE, 16)}
         assert parent_of(found[chain[0]]) == int(PARENT, 16)
-        for above, below in [*zip(chain, chain[1:], strict=False), ("score", "labels")]:
+        for above, below in [*itertools.pairwise(chain), ("score", "labels")]:
             assert parent_of(found[below]) == id_of(found[above]), (above, below)
         assert {span.get_span_context().trace_state.get("vendor") for span in found.values()} == {"1"}
 
@@ -105,7 +106,7 @@ class TestAcrossDeployments:
     async def test_what_was_not_sampled_is_not_recorded(
         self, run_stack: Any, bert: Any, tracer: OpenTelemetryTracer, exporter: InMemorySpanExporter
     ) -> None:
-        """The caller's flag is heeded in all deployments, and a batch is recorded for those of its requests that are."""
+        """The caller's flag is heeded in all deployments; ids of requests travel all the same."""
         async with run_stack(bert, tracer=tracer) as stack:
             exporter.clear()
             await stack.client.post("/v1/classify", json=BODY, headers={"traceparent": UNSAMPLED})
