@@ -1,5 +1,7 @@
 """`tokenalign-deploy serve`: what is wrong is said in one line before anything is started."""
 
+import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +13,9 @@ import pytest
 import yaml
 
 from deploy.cli import main
+from deploy.doors import ALONE
+from deploy.http.keys import KeyRing
+from tokenalign.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,12 +150,90 @@ def test_a_port_that_is_taken(
     """A port on which another program listens, HTTP or not, is named with its key and a remedy."""
     port = request.getfixturevalue(kind)
     config["http_options"] = {"host": host, "port": port}
+    config["applications"][0]["args"]["access"] = {"allow_unauthenticated": True}
     said = refusal(yaml.safe_dump(config))
     assert "http_options.port: " in said
     assert f"{host}:{port}; stop it or choose another port" in said
 
 
-@pytest.mark.parametrize("arguments", [[], ["sreve"], ["serve", "a", "b"]])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "example.com"])  # noqa: S104  that is what is refused
+def test_nobody_is_let_in_by_accident(refusal: Refusal, config: dict[str, Any], host: str) -> None:
+    """An address that others reach is refused without keys, with all that may be done about it."""
+    config["http_options"]["host"] = host
+    said = refusal(yaml.safe_dump(config))
+    for words in (f"http_options.host: {host} ", "access.keys_file", "127.0.0.1", "access.allow_unauthenticated"):
+        assert words in said
+
+
+@pytest.mark.parametrize("access", [{"allow_unauthenticated": True}, {"keys": {"anna": ["0" * 64]}}, None])
+def test_who_has_keys_or_says_so_listens_anywhere(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: dict[str, Any] | None
+) -> None:
+    """With keys in settings or file, or with the word that everybody may ask, the start goes on."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"anna {'0' * 64}\n")
+    config["http_options"] = {"host": "0.0.0.0", "port": 1}  # noqa: S104  nothing is started
+    config["applications"][0]["args"]["access"] = access or {"keys_file": str(keys)}
+    path = tmp_path / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(config))
+
+    class StartedError(Exception):
+        pass
+
+    def start(path: Path, folder: Path) -> None:
+        raise StartedError
+
+    monkeypatch.setattr("deploy.cli._start", start)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    with pytest.raises(StartedError):
+        main(["serve", str(path)])
+
+
+def test_a_wrong_file_of_keys(refusal: Refusal, config: dict[str, Any], tmp_path: Path) -> None:
+    """It is read before anything is started; a key that was put where its hash belongs is not repeated."""
+    keys = tmp_path / "keys"
+    keys.write_text("tokenalign-hunter2\n")
+    config["applications"][0]["args"]["access"] = {"keys_file": str(keys)}
+    said = refusal(yaml.safe_dump(config))
+    assert f"access.keys_file: {keys} line 1" in said
+    assert "hunter2" not in said
+
+
+def test_the_environment_is_left_as_it_was(
+    refusal: Refusal, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is set for Ray is there while the configuration is read, since that imports Ray, and gone afterwards."""
+    before, seen = dict(os.environ), {}
+
+    def check(*_: Any) -> None:
+        seen.update(os.environ)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("deploy.cli._check_access", check)
+    refusal(yaml.safe_dump(config))
+    assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", *ALONE} <= seen.keys()
+    assert not Path(seen["RAY_AUTH_TOKEN_PATH"]).exists()
+    assert dict(os.environ) == before
+
+
+def test_a_new_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`keys new` prints a key and the line that makes it good."""
+    assert main(["keys", "new", "anna.2"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    keys = tmp_path / "keys"
+    keys.write_text(second.removeprefix("line: ") + "\n")
+    assert KeyRing({}, keys).name_of(first.removeprefix("key:  ")) == "anna.2"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a" * 65, "é", "a/b"])
+def test_a_name_that_is_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would make a line that is none."""
+    with contextlib.suppress(SystemExit):  # argparse's own, of what looks like an option
+        assert main(["keys", "new", name]) == 2
+    assert "key:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["sreve"], ["serve", "a", "b"], ["keys"], ["keys", "new"]])
 def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A command that isn't one shows what there is."""
     with pytest.raises(SystemExit) as caught:

@@ -33,6 +33,22 @@ def test_the_shipped_file_is_valid() -> None:
         ({"batching": {"request_timeout_s": float("nan")}}, "batching.request_timeout_s"),
         ({"limits": {"max_labels": 1}}, "limits.max_labels: .*greater than or equal to 2"),
         ({"limits": {"max_body_bytes": -1}}, "limits.max_body_bytes"),
+        ({"limits": {"max_body_s": 0}}, "limits.max_body_s: .*greater than 0"),
+        ({"access": {"keys": {"anna": ["12ab"]}}}, "access.keys.anna"),
+        ({"access": {"keys": {"a b": ["0" * 64]}}}, "access.keys"),
+        ({"access": {"keys": {"anna": []}}}, "keys: a name has an empty list"),
+        ({"access": {"keys": {"anna": ["0" * 64], "bert": ["0" * 64]}}}, "keys: one hash is listed twice"),
+        (
+            {"access": {"keys_file": "x", "allow_unauthenticated": True}},
+            "allow_unauthenticated: is for a service without",
+        ),
+        ({"access": {"max_concurrent_per_key": 1}}, "max_concurrent_per_key: is for each key, and there are none"),
+        ({"access": {"requests_per_s_per_key": 1}}, "requests_per_s_per_key: is for each key, and there are none"),
+        ({"access": {"keys_file": "x", "burst_per_key": 1}}, "burst_per_key: goes with requests_per_s_per_key"),
+        *(
+            ({"access": {"cors_origins": [origin]}}, "access.cors_origins")
+            for origin in ("a.example", "https://a.example/", "https://*.a.example", "ftp://a")
+        ),
         ({"label_cache": {"url": "http://host"}}, "label_cache.url: must be embedded, none, redis://"),
         ({"label_cache": {"url": "redis://[::1"}}, "label_cache.url"),
         ({"label_cache": {"ttl_jitter": 0.5}}, "label_cache.ttl_jitter: .*less than 0.5"),

@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 
 from deploy.batching import BatcherClosed, DeadlineExceeded, DispatchError, OversizedRequestError, QueueFull
-from deploy.http.errors import BodyTooLargeError, HttpError, NotReadyError, to_http
+from deploy.http.errors import (
+    BodyTooLargeError,
+    HttpError,
+    NotLocalError,
+    NotReadyError,
+    SlowBodyError,
+    UnauthenticatedError,
+    to_http,
+)
+from deploy.http.quotas import QuotaError
 from deploy.label_cache import LabelEncodingError, StoreError
 from deploy.wire import ReplicaLostError
 from tokenalign.errors import (
@@ -24,6 +33,10 @@ from tokenalign.errors import (
     [
         (InputError("is empty", ("texts", 3)), 422, "invalid_input", "texts[3]: is empty"),
         (BodyTooLargeError("17 bytes"), 413, "body_too_large", "17 bytes"),
+        (SlowBodyError("not within 3 s"), 408, "body_too_slow", "not within 3 s"),
+        (UnauthenticatedError("no key"), 401, "unauthenticated", "no key"),
+        (NotLocalError("from elsewhere"), 403, "not_local", "from elsewhere"),
+        (QuotaError("too often", 1.2), 429, "over_quota", "too often"),
         (OversizedRequestError("3 items"), 422, "invalid_input", "3 items"),
         (QueueFull(2, 30, 2, 100, 1.5), 429, "overloaded", "max_queue_items=2"),
         (DeadlineExceeded("no result within 2 s"), 504, "deadline_exceeded", "no result within 2 s"),

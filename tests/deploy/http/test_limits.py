@@ -1,5 +1,6 @@
 """Bodies: bounded while they stream, then one JSON object, each mistake with its place."""
 
+import asyncio
 import json
 import sys
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from deploy.http.errors import BodyTooLargeError
+from deploy.http.errors import BodyTooLargeError, SlowBodyError
 from deploy.http.limits import parse_json_object, read_body
 from deploy.settings import LimitSettings
 from tokenalign.errors import InputError
@@ -67,6 +68,36 @@ class TestReadBody:
         """A connection that ends in the middle of a body is told from a complete one."""
         with pytest.raises(ClientDisconnect):
             await read_body(Sender([b"01234"], leaves=True).request, TEN)
+
+    @pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", "x" * 100])
+    async def test_a_compressed_body_is_not_read(self, encoding: str) -> None:
+        """It could grow past any limit; the encoding is named, shortened."""
+        sender = Sender([b"x"])
+        sender.request.scope["headers"].append((b"content-encoding", encoding.encode()))
+        with pytest.raises(InputError, match=f"is compressed .'{encoding[:20]}'.*send it as it is"):
+            await read_body(sender.request, TEN)
+        assert sender.taken == 0
+
+    async def test_identity_is_no_compression(self) -> None:
+        """A client may say that it did nothing."""
+        sender = Sender([b"x"])
+        sender.request.scope["headers"].append((b"content-encoding", b"Identity"))
+        assert await read_body(sender.request, TEN) == b"x"
+
+    @pytest.mark.parametrize("begun", [[], [b"012", b"3"]])
+    async def test_a_body_that_never_ends(self, begun: list[bytes]) -> None:
+        """The time is that of the whole body, however much of it came; what came too late is not waited for."""
+        chunks = iter(begun)
+
+        async def receive() -> Any:
+            for chunk in chunks:
+                return {"type": "http.request", "body": chunk, "more_body": True}
+            return await asyncio.get_running_loop().create_future()
+
+        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        limits = LimitSettings.model_construct(max_body_bytes=10, max_body_s=0.01)
+        with pytest.raises(SlowBodyError, match=r"not arrive within 0.01 s \(limits.max_body_s\); send"):
+            await read_body(request, limits)
 
 
 class TestParse:
