@@ -46,7 +46,7 @@ def test_without_haproxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given:
 
 
 def test_a_taken_port_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
-    """A second service on the machine gets ports of its own for HAProxy's statistics and metrics."""
+    """A second service on the machine gets ports of its own, so that neither answers for the other."""
     monkeypatch.setattr(front, "_PORTS", dict.fromkeys(front._PORTS, taken))
     found = switches({}, tmp_path)
     ports = [int(found[name]) for name in front._PORTS]
