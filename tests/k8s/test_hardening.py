@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from deploy import front
+
 WRITABLE = {"/tmp", "/tmp/ray", "/dev/shm", "/home/tokenalign", "/data"}  # noqa: S108  paths in a pod
 
 
@@ -143,10 +145,30 @@ def test_redis_keeps_within_its_memory(manifests: Any, amount: Callable[[Any], f
     assert policies == {"label-cache": "volatile-lfu", "gcs-redis": "noeviction"}
 
 
+def test_nobody_asks_without_a_key_in_production(manifests: Any) -> None:
+    """The gpu overlay asks for keys, hashed in a Secret; cpu-dev says in so many words that it doesn't."""
+    (app,) = manifests.serve_config()["applications"]
+    expected = {"keys_file": "/etc/tokenalign/access/keys"}
+    assert app["args"]["access"] == (expected if "gpu" in manifests.overlay else {"allow_unauthenticated": True})
+
+
+def test_pods_have_the_switches_of_one_machine(manifests: Any) -> None:
+    """All of Ray's pods set what `tokenalign-deploy serve` sets; ports and files of HAProxy are the pod's alone."""
+    ends = {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "45",
+    }
+    for where, template in manifests.pod_templates():
+        if where not in {"label-cache", "gcs-redis"}:
+            (container,) = template["spec"]["containers"]
+            found = {one["name"]: one["value"] for one in container["env"] if one["name"].startswith("RAY_SERVE_")}
+            assert found == {**front.CALLS, **front.HAPROXY, **ends}
+
+
 Flow = tuple[str, str, int]
 """From whom, to which pods, at which port. A source in capitals is outside the namespace."""
 
-PORTS = (22, 6379, 8000, 8080, 8265, 8404, 9101, 10001, 40000, 52365)
+PORTS = (22, 6379, 8000, 8080, 8265, 8404, 9101, 10001, 30000, 40000, 52365)
 """All that some program in a pod listens on, one of those that Ray chooses, and one that nobody needs."""
 
 WANTED: set[Flow] = {

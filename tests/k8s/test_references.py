@@ -6,6 +6,7 @@ from typing import Any
 OF_THE_DEPLOYER = {
     ("Secret", "label-cache-auth"): {"password", "signing-key", "probe-password", "users.acl"},
     ("Secret", "gcs-redis-auth"): {"username", "password", "probe-password", "users.acl"},
+    ("Secret", "api-keys"): {"keys"},
     ("Secret", "label-cache-tls"): {"ca.crt", "tls.crt", "tls.key"},
     ("PersistentVolumeClaim", "tokenalign-models"): set(),
 }
@@ -176,6 +177,7 @@ def test_the_application_finds_its_files(manifests: Any) -> None:
     (app,) = manifests.serve_config()["applications"]
     cache, model = app["args"]["label_cache"], app["args"]["model"]
     of_cpu = [cache["password"]["file"], cache["signing_key"]["file"], cache.get("tls_ca_file")]
+    of_cpu.append(app["args"]["access"].get("keys_file"))
     of_all = [path for path in (model["id_or_path"], model.get("backbone")) if path]
     groups = {group["groupName"]: group["template"]["spec"] for group in manifests.ray_cluster()["workerGroupSpecs"]}
     for name, pod in groups.items():

@@ -125,13 +125,14 @@ def test_what_differs_from_the_project_is_listed(manifests: Any) -> None:
     of_all = {"model.device", "model.local_files_only", "label_cache.url", "label_cache.username"}
     of_all |= {"label_cache.password", "label_cache.signing_key"}
     of_gpu = {"model.id_or_path", "model.backbone", "batching.max_batch_tokens", "batching.max_batch_texts"}
+    of_gpu |= {"access.keys_file"}
     differing = {
         f"{section}.{key}"
         for section in project.keys() | app["args"].keys()
         for key in project.get(section, {}).keys() | app["args"].get(section, {}).keys()
         if project.get(section, {}).get(key) != app["args"].get(section, {}).get(key)
     }
-    wanted = of_all | ({"threads.encoder"} if manifests.overlay == "cpu-dev" else of_gpu)
+    wanted = of_all | ({"threads.encoder", "access.allow_unauthenticated"} if manifests.overlay == "cpu-dev" else of_gpu)
     assert differing == wanted | ({"label_cache.tls_ca_file"} if manifests.overlay.endswith("components") else set())
 
 
