@@ -24,6 +24,14 @@ settings.load_profile("tokenalign")
 MakeHead = Callable[..., Path]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts Ray is one group: one process runs it in turn, the others all the rest beside it (`make test`)."""
+    for item in items:
+        if item.get_closest_marker("serve") is not None:
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder with the data sets; a test that needs it is skipped without it, but fails under CI=true."""

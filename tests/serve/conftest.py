@@ -127,3 +127,6 @@ def default_app(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of the application as it ships come last, so that it doesn't run beside those that start their own."""
     items.sort(key=lambda item: "default_app" in getattr(item, "fixturenames", ()))
+    for item in items:
+        starts = {"default_app", "launch"} & set(getattr(item, "fixturenames", ()))
+        assert not starts or item.get_closest_marker("serve"), f"{item.nodeid} starts Ray: give it the marker serve"

@@ -285,26 +285,6 @@ class TestOpenInference:
 
 
 class TestPredict:
-    def test_the_labels_of_the_settings(
-        self, launch: Any, project_config: Any, wait_until_ready: Any, tmp_path: Path
-    ) -> None:
-        """With a label set in the settings, its labels are scored as the native route scores them."""
-        labels = tmp_path / "labels.txt"
-        labels.write_text("\n".join(LABELS))
-        config = project_config()
-        arguments = config["applications"][0]["args"]
-        arguments["label_sets"] = {"warm": [{"file": str(labels), "name": "cards"}]}
-        arguments["dialects"] = {"predict_label_set": "cards"}
-        with launch(config) as served:
-            wait_until_ready(served)
-            with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as client:
-                expected = client.post("/v1/classify", json={"text": TEXT, "labels": LABELS}).json()["results"][0]
-                predictions = client.post("/predict", json={"inputs": [[TEXT]]}).json()
-                single = client.post("/predict", json={"inputs": TEXT}).json()
-        scores = [{"label": s["label"], "score": pytest.approx(s["score"], abs=1e-6)} for s in expected["scores"]]
-        assert predictions == [scores]
-        assert single == scores
-
     def test_unset(self, url: str) -> None:
         """As it ships no label set is configured, and the answer says how one is."""
         answer = httpx.post(f"{url}/predict", json={"inputs": TEXT}, trust_env=False)

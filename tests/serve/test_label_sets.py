@@ -105,6 +105,7 @@ def app(
         "model": {"id_or_path": str(bert_head), "device": "cpu"},
         "label_cache": {"url": store.url, "breaker_open_s": 0.2},
         "label_sets": {"warm": [{"file": str(listed), "name": "listed"}], "memory_ttl_s": 0.5},
+        "dialects": {"predict_label_set": "listed"},
     }
     application["deployments"] = [
         {"name": name, "num_replicas": replicas, "ray_actor_options": {"num_cpus": 0.2}}
@@ -126,6 +127,15 @@ def test_a_list_of_the_settings_is_encoded_before_ready(app: Application) -> Non
         answer = app.client.post("/v1/classify", json={"text": f"{TEXT} {i}", "label_set": LISTED_ID}).json()
         assert answer["usage"]["labels_cached"] == 4
     assert app.client.get(f"/v1/label-sets/{LISTED_ID}").json() == {"id": LISTED_ID, "name": "listed", "labels": LISTED}
+
+
+def test_predict_has_the_labels_of_the_settings(app: Application) -> None:
+    """`/predict` scores the list that the settings name as the native route scores it, for one text and for several."""
+    body = {"text": TEXT, "label_set": LISTED_ID}
+    [result] = app.client.post("/v1/classify", json=body).json()["results"]
+    scores = [{"label": s["label"], "score": pytest.approx(s["score"], abs=1e-6)} for s in result["scores"]]
+    assert app.client.post("/predict", json={"inputs": TEXT}).json() == scores
+    assert app.client.post("/predict", json={"inputs": [[TEXT]]}).json() == [scores]
 
 
 def test_any_replica_knows_what_another_keeps(app: Application) -> None:

@@ -5,6 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(900)]
+
 
 def test_no_request_of_the_document_is_a_500(default_app: Any, tmp_path: Path) -> None:
     """Schemathesis sends what the document allows, and what it doesn't, to every route; none answers with a 5xx."""
