@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +161,11 @@ def test_stage_times() -> None:
         ("ingress_stage_runs_total", "parse"): 2,
         ("ingress_stage_runs_total", "read"): 1,
     }
+
+
+def test_each_is_in_the_run_book() -> None:
+    """docs/operations.md has the name, tags, kind and description of each that is not the label cache's, in order."""
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| `(tokenalign_\w+)`(?: by (.*?))? \| (\w+) \| (.*?) \|$", page, flags=re.MULTILINE)
+    own = [value for value in vars(metrics).values() if isinstance(value, Metric)]
+    assert found == [(m.name, ", ".join(m.tag_keys), m.kind, m.description) for m in own]
