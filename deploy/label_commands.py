@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import time
 import urllib.request
 from http.client import HTTPException
@@ -15,6 +16,7 @@ from tokenalign.label_files import LabelFile
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 120.0
+API_KEY_ENV = "TOKENALIGN_API_KEY"  # an option would show the key to everybody who lists processes
 _ANSWER_KEYS = {"id", "name", "labels", "descriptions", "labels_cached", "warnings"}
 _SHOWN_CHARS = 500  # of an answer that isn't the service's
 
@@ -31,6 +33,7 @@ def add_labels_command(commands: "argparse._SubParsersAction[argparse.ArgumentPa
         help="keep a list of labels under an id and encode them",
         description="Posts the labels of a file to a running service, which encodes them and keeps them under an id. "
         "Prints the id, and labels that are cut or hardly told apart. "
+        f"Where the service asks for an API key, it is taken from the environment variable {API_KEY_ENV}. "
         "Exit status: 0 done, 1 the service refused or can't be reached, 2 the file or an option is wrong.",
     )
     warm.add_argument(
@@ -54,10 +57,13 @@ def warm_labels(options: argparse.Namespace) -> None:
     url = _checked_url(options.url)
     if not options.timeout_s > 0:
         raise ConfigError(f"--timeout-s is {options.timeout_s:g}; give a number of seconds above 0")
+    headers = {"Content-Type": "application/json"}
+    if key := os.environ.get(API_KEY_ENV, ""):
+        headers["Authorization"] = _bearer(key)
     body: dict[str, Any] = {"labels": list(file.labels)}
     if options.name is not None:
         body["name"] = options.name
-    status, answer = _post_patiently(f"{url}/v1/label-sets", body, options.timeout_s)
+    status, answer = _post_patiently(f"{url}/v1/label-sets", body, headers, options.timeout_s)
     if status not in (200, 201) or not (isinstance(answer, dict) and answer.keys() >= _ANSWER_KEYS):
         raise ServiceError(_refusal(url, file, status, answer))
     print(json.dumps(answer, ensure_ascii=False) if options.json else _report(file, answer, new=status == 201))
@@ -72,19 +78,26 @@ def _checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _post_patiently(url: str, body: dict[str, Any], timeout_s: float) -> tuple[int, Any]:
+def _bearer(key: str) -> str:
+    """The header's value; `ConfigError`, which does not repeat the key, for one that no header could hold."""
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{API_KEY_ENV}: must be printable ASCII; correct the environment variable")
+    return f"Bearer {key}"
+
+
+def _post_patiently(url: str, body: dict[str, Any], headers: dict[str, str], timeout_s: float) -> tuple[int, Any]:
     """As `_post`, and again after each 504 while time is left: what was encoded by then is kept."""
     deadline = time.monotonic() + timeout_s
-    status, answer = _post(url, body, timeout_s)
+    status, answer = _post(url, body, headers, timeout_s)
     while status == 504 and (left_s := deadline - time.monotonic()) > 0:
-        status, answer = _post(url, body, left_s)
+        status, answer = _post(url, body, headers, left_s)
     return status, answer
 
 
-def _post(url: str, body: dict[str, Any], timeout_s: float) -> tuple[int, Any]:
+def _post(url: str, body: dict[str, Any], headers: dict[str, str], timeout_s: float) -> tuple[int, Any]:
     """Status and JSON of the answer, whatever the status is; the text itself where it is no JSON."""
     data = json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310  checked above
+    request = urllib.request.Request(url, data, headers)  # noqa: S310  checked above
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310
             return response.status, _parsed(response.read())

@@ -32,6 +32,7 @@ class Service:
     url: str
     answers: list[tuple[int, bytes]] = field(default_factory=list)
     requests: list[tuple[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
 
     def will_answer(self, status: int, body: Any) -> None:
         self.answers.append((status, body if isinstance(body, bytes) else json.dumps(body).encode()))
@@ -45,6 +46,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
         def do_POST(self) -> None:
             sent = json.loads(self.rfile.read(int(self.headers["content-length"])))
             served.requests.append((self.path, sent))
+            served.keys.append(self.headers["authorization"])
             status, body = served.answers.pop(0) if len(served.answers) > 1 else served.answers[0]
             self.send_response(status)
             self.send_header("content-length", str(len(body)))
@@ -95,6 +97,23 @@ def test_what_is_sent(warm: Run, service: Service) -> None:
         ("/prefix/v1/label-sets", {"labels": sent, "name": "banking"}),
         ("/v1/label-sets", {"labels": sent}),
     ]
+
+
+def test_a_key_is_taken_from_the_environment(
+    warm: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is one; it is on no command line, and one that no header could hold is not repeated."""
+    service.will_answer(201, ANSWER)
+    monkeypatch.delenv("TOKENALIGN_API_KEY", raising=False)
+    assert warm("--url", service.url)[0] == 0
+    monkeypatch.setenv("TOKENALIGN_API_KEY", "s3cret")
+    assert warm("--url", service.url)[0] == 0
+    assert service.keys == [None, "Bearer s3cret"]
+    monkeypatch.setenv("TOKENALIGN_API_KEY", "s3cret\n")
+    status, _, said = warm("--url", service.url)
+    assert status == 2
+    assert "TOKENALIGN_API_KEY: must be printable ASCII" in said
+    assert "s3cret" not in said
 
 
 def test_what_is_said(warm: Run, service: Service, labels: Path) -> None:
