@@ -3,8 +3,6 @@
 import re
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 from deploy.metrics import StageTimes
@@ -46,15 +44,22 @@ class RequestContext:
 _current: ContextVar[RequestContext | None] = ContextVar("tokenalign_request", default=None)
 
 
-@contextmanager
-def answering(context: RequestContext) -> Iterator[RequestContext]:
-    """Makes it the current request for all that is called or started inside."""
-    token = _current.set(context)
-    try:
-        with working_for(context.trail):
-            yield context
-    finally:
-        _current.reset(token)
+class answering(working_for):  # noqa: N801  as there
+    """Makes it the current request for all that is called or started inside its `with`."""
+
+    __slots__ = ("_context", "_request_token")
+
+    def __init__(self, context: RequestContext) -> None:
+        super().__init__(context.trail)
+        self._context = context
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._request_token = _current.set(self._context)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._request_token)
+        super().__exit__()
 
 
 def current_request() -> RequestContext | None:

@@ -1,7 +1,6 @@
 """What leads from work back to whoever asked for it, across processes too; for logs and traces, not for the work."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -24,14 +23,19 @@ NO_TRAIL = Trail()
 _current: ContextVar[Trail] = ContextVar("tokenalign_trail", default=NO_TRAIL)
 
 
-@contextmanager
-def working_for(trail: Trail) -> Iterator[None]:
-    """Whatever is called or started inside is work for the trail's owners."""
-    token = _current.set(trail)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+class working_for:  # noqa: N801  read as a verb; no generator, whose `with` takes twice as long
+    """Whatever is called or started inside its `with` is work for the trail's owners."""
+
+    __slots__ = ("_token", "_trail")
+
+    def __init__(self, trail: Trail) -> None:
+        self._trail = trail
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._trail)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
 
 
 def current_trail() -> Trail:

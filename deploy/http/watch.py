@@ -65,18 +65,18 @@ class Watched:
             await send(message)
 
         watch.in_progress += 1
-        try:
-            with watch.tracer.request("request", headers, request_id) as span:
-                try:
-                    with answering(RequestContext(request_id, span, watch.stages, started)) as context:
-                        await self._answer(scope, receive, tell, lambda: status is not None)
-                        context.lap("write")
-                finally:
-                    _describe(span, scope["method"], self._route(scope), status or CALLER_LEFT)
-        finally:
-            watch.in_progress -= 1
-            tags = {"route": self._route(scope), "status": str(status or CALLER_LEFT)}
-            watch.sink.observe(REQUEST_SECONDS, time.perf_counter() - started, tags)
+        with watch.tracer.request("request", headers, request_id) as span:
+            context = RequestContext(request_id, span, watch.stages, started)
+            try:
+                with answering(context):
+                    await self._answer(scope, receive, tell, lambda: status is not None)
+                    context.lap("write")
+            finally:
+                watch.in_progress -= 1
+                route, ended_with = self._route(scope), status or CALLER_LEFT
+                _describe(span, scope["method"], route, ended_with)
+                seconds = time.perf_counter() - started
+                watch.sink.observe(REQUEST_SECONDS, seconds, {"route": route, "status": str(ended_with)})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, begun: Callable[[], bool]) -> None:
         """What is inside, or the answer to an error that it let through. Half an answer is left to the server."""
