@@ -19,7 +19,7 @@ class RequestContext:
     stages: where its time is added up, together with others'
     """
 
-    __slots__ = ("_lapped_at", "_stages", "request_id", "span")
+    __slots__ = ("_in_stages", "_lapped_at", "_stages", "request_id", "span")
 
     def __init__(self, request_id: str, span: Span, stages: StageTimes, started: float) -> None:
         """started: `time.perf_counter()` when the request came"""
@@ -27,6 +27,7 @@ class RequestContext:
         self.span = span
         self._stages = stages
         self._lapped_at = started
+        self._in_stages = False
 
     @property
     def trail(self) -> Trail:
@@ -37,8 +38,13 @@ class RequestContext:
         """Says that a stage ends now; it began where the one before ended."""
         now = time.perf_counter()
         self._stages.add(stage, now - self._lapped_at)
-        self._lapped_at = now
+        self._lapped_at, self._in_stages = now, True
         self.span.event(stage)
+
+    def end(self) -> None:
+        """Says that all is written. A request without stages before, such as a probe's, has none now."""
+        if self._in_stages:
+            self.lap("write")
 
 
 _current: ContextVar[RequestContext | None] = ContextVar("tokenalign_request", default=None)

@@ -70,7 +70,7 @@ class Watched:
             try:
                 with answering(context):
                     await self._answer(scope, receive, tell, lambda: status is not None)
-                    context.lap("write")
+                    context.end()
             finally:
                 watch.in_progress -= 1
                 route, ended_with = self._route(scope), status or CALLER_LEFT

@@ -159,6 +159,7 @@ class TestTimes:
         for _ in range(2):
             await client.post("/v1/classify", json=BODY)
         await client.post("/v1/classify", content=b"{")
+        await client.get("/health/live")  # goes through none
         runs = {r.tags[0]: r.value for r in watch.readings() if r.metric.name.endswith("stage_runs_total")}
         seconds = {r.tags[0]: r.value for r in watch.readings() if r.metric.name.endswith("stage_seconds_total")}
         assert runs == {"read": 3, "parse": 2, "validate": 2, "wait": 2, "write": 3}
