@@ -1,8 +1,10 @@
 """Which hosts are this machine, and reached by nobody else."""
 
+from functools import lru_cache
 from ipaddress import ip_address
 
 
+@lru_cache(maxsize=64)  # asked twice for each request, and reading an address takes longer than all else of the gate
 def is_loopback(host: str) -> bool:
     """Whether a name or an address, with the brackets of one of IPv6 or without, is this machine alone."""
     try:
