@@ -32,6 +32,9 @@ class FakeService:
         self.tenants: list[str | None] = []
         self.held: asyncio.Event | None = None
 
+    def check_room(self) -> None:
+        """There is always some."""
+
     async def classify(self, query: Any) -> dict[str, Any]:
         self.tenants.append(query.tenant)
         if self.held is not None:
