@@ -16,6 +16,8 @@ from deploy.tracing import NO_TRACER, Span, Tracer
 REQUEST_ID = "X-Request-ID"
 CALLER_LEFT = 499
 UNKNOWN_ROUTE = "other"
+PROBES = ("/health/live", "/health/ready")
+"""Ends of paths that are asked every few seconds, and not worth a trace."""
 
 
 @dataclass(slots=True)
@@ -64,8 +66,9 @@ class Watched:
                     MutableHeaders(scope=message)[REQUEST_ID] = request_id
             await send(message)
 
+        tracer = NO_TRACER if scope["path"].endswith(PROBES) else watch.tracer
         watch.in_progress += 1
-        with watch.tracer.request("request", headers, request_id) as span:
+        with tracer.request("request", headers, request_id) as span:
             context = RequestContext(request_id, span, watch.stages, started)
             try:
                 with answering(context):

@@ -115,6 +115,16 @@ class TestAcrossDeployments:
             assert batch.trail.traceparent == ""
             assert len(batch.trail.request_ids) == 1
 
+    async def test_probes_are_not_recorded(
+        self, run_stack: Any, bert: Any, tracer: OpenTelemetryTracer, exporter: InMemorySpanExporter
+    ) -> None:
+        """What asks every few seconds whether the service is well would bury the rest."""
+        async with run_stack(bert, tracer=tracer) as stack:
+            exporter.clear()
+            for path in ("/health/live", "/health/ready", "/v2/health/ready", "/v1/model"):
+                assert (await stack.client.get(path)).status_code == 200
+        assert [span.name for span in exporter.get_finished_spans()] == ["GET /v1/model"]
+
     async def test_a_failed_request_is_marked(
         self, run_stack: Any, bert: Any, tracer: OpenTelemetryTracer, exporter: InMemorySpanExporter
     ) -> None:
