@@ -153,7 +153,7 @@ def prometheus(
         with httpx.Client(base_url=f"http://{address}/api/v1", timeout=30, trust_env=False) as api:
 
             def scraped() -> bool:
-                with contextlib.suppress(httpx.TransportError):
+                with contextlib.suppress(httpx.TransportError, json.JSONDecodeError):  # it starts
                     return bool(results(api, "ray_tokenalign_model_info"))
                 return False
 
