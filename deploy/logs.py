@@ -31,18 +31,32 @@ class JoinedToServe(logging.Handler):
             return
         for name, value in request_fields().items():
             setattr(record, name, value)
-        if record.exc_info and record.exc_info[1] is not None:
-            record.exc_text = "\n".join(told(record.exc_info[1]))  # formatters leave a text that is there as it is
         serve.handle(record)
 
 
+class WithoutQuotes(logging.Filter):
+    """Tells the error of a record in words that quote no caller."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets every record pass."""
+        if record.exc_info and record.exc_info[1] is not None:
+            record.exc_text = "\n".join(told(record.exc_info[1]))  # formatters leave a text that is there as it is
+        return True
+
+
 def join_serve() -> None:
-    """Joins our loggers to Serve's, in a replica; once, however often it is called."""
+    """Joins our loggers to Serve's, in a replica; once, however often it is called.
+
+    Serve's logger, which tells of errors that a call ends with, is kept from quoting too.
+    """
+    serve = logging.getLogger(SERVE)
+    if not any(isinstance(found, WithoutQuotes) for found in serve.filters):
+        serve.addFilter(WithoutQuotes())
     for name in OURS:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, JoinedToServe) for handler in logger.handlers):
             logger.addHandler(JoinedToServe())
-        logger.setLevel(logging.getLogger(SERVE).getEffectiveLevel())
+        logger.setLevel(serve.getEffectiveLevel())
         logger.propagate = False
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 IMAGE = Path(__file__).resolve().parent
 PROJECT = IMAGE.parents[1]
-EXTRAS = ("minilm", "serve")
+EXTRAS = ("minilm", "serve", "tracing")
 TORCH = {"cpu": "torch=={}+cpu", "gpu": "torch=={}"}
 
 

@@ -31,6 +31,7 @@ def lines() -> Iterator[Lines]:
     serve.setLevel(logging.WARNING)
     join_serve()
     yield kept
+    serve.filters.clear()
     for logger, handlers, level, propagate in before:
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
@@ -67,15 +68,16 @@ def test_a_line_names_its_requests(lines: Lines, ids: tuple[str, ...], expected:
     assert not any(key.startswith("request_id") for key in second)
 
 
-def test_an_error_is_told_without_a_callers_words(lines: Lines) -> None:
-    """Type and places of an error and of its cause are told; words that may quote a caller are not."""
+@pytest.mark.parametrize("name", ["deploy.http", SERVE])
+def test_an_error_is_told_without_a_callers_words(lines: Lines, name: str) -> None:
+    """Type and places of an error and of its cause are told, words that may quote a caller not; by Serve neither."""
     try:
         try:
             {}["the caller's text"]
         except KeyError as error:
             raise RuntimeError("device 0 is lost") from error
     except RuntimeError:
-        logging.getLogger("deploy.http").exception("a request failed")
+        logging.getLogger(name).exception("a request failed")
     [record] = lines.records
     text = logging.Formatter().format(record)
     assert "RuntimeError: device 0 is lost" in text

@@ -109,7 +109,7 @@ def test_the_lock_has_all_that_the_project_asks_for(target: str) -> None:
     """Each dependency of the package and of its serving extras is locked."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["minilm"], *extras["serve"]]
+    wanted = [*project["dependencies"], *extras["minilm"], *extras["serve"], *extras["tracing"]]
     names = {re.sub(r"[-_.]+", "-", re.split(r"[\[<>=!~; ]", one)[0]).lower() for one in wanted}
     assert names <= locked(target).keys()
 
