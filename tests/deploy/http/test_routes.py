@@ -271,8 +271,8 @@ class TestOpenApi:
             if not path.startswith(DIALECTS)
         }
         assert statuses == {
-            "post /v1/classify": {"200", "404", "413", "422", "429", "500", "503", "504"},
-            "post /v1/label-sets": {"200", "201", "413", "422", "500", "503", "504"},
+            "post /v1/classify": {"200", "404", "408", "413", "422", "429", "500", "503", "504"},
+            "post /v1/label-sets": {"200", "201", "408", "413", "422", "500", "503", "504"},
             "get /v1/label-sets/{set_id}": {"200", "404", "500", "503"},
             "delete /v1/label-sets/{set_id}": {"204", "409", "500", "503"},
             "get /v1/model": {"200", "503"},
