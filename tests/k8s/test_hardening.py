@@ -1,10 +1,13 @@
 """Pods have no more rights than they need, and talk to nobody but whom they must."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from deploy import front
 
@@ -107,6 +110,37 @@ def test_every_container_is_probed(manifests: Any) -> None:
             assert container[probe].keys() >= {"periodSeconds", "timeoutSeconds", "failureThreshold"}
         started_s = container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"]
         assert started_s >= 300
+
+
+def test_ray_is_asked_where_it_answers_without_a_token(manifests: Any) -> None:
+    """Of the head its state and of a worker its raylet; ready is a worker whose proxy is."""
+    for where, template in manifests.pod_templates():
+        (container,) = template["spec"]["containers"]
+        if "httpGet" not in container["livenessProbe"]:
+            continue
+        names = ("startupProbe", "livenessProbe", "readinessProbe")
+        asked = {name: container[name]["httpGet"] for name in names}
+        if where == "head":
+            server, path, port = "http_server_head.py", "/api/gcs_healthz", 8265
+        else:
+            server, path, port = "http_server_agent.py", "/api/local_raylet_healthz", 52365
+        wanted = {name: {"path": path, "port": port} for name in names}
+        if where != "head":
+            wanted["readinessProbe"] = {"path": "/-/healthz", "port": 8000}
+        assert asked == wanted
+        # Ray's list of what needs no token: the kubelet has none.
+        public = (
+            (Path(ray.__path__[0]) / "dashboard" / server).read_text().lower().partition("public_exact_paths = ")[2]
+        )
+        assert f'"{path}"' in re.split("[]}]", public)[0]
+
+
+def test_no_pod_waits_for_a_model_hub(manifests: Any) -> None:
+    """Weights are in the image or on a volume, and nothing may leave the cluster: Ray's pods don't try."""
+    cluster = manifests.ray_cluster()
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        assert {"name": "HF_HUB_OFFLINE", "value": "1"} in container["env"]
 
 
 def test_redis_is_probed_without_a_password_to_be_seen(manifests: Any) -> None:

@@ -52,8 +52,10 @@ def sizes(service: Spec) -> Iterator[str]:
 
 
 def head(service: Spec) -> Iterator[str]:
-    """The head runs no replica, and its container is the first, with the port that the operator looks for."""
+    """The head runs no replica, the operator reaches its dashboard, its container is the first, with known ports."""
     group = cluster_of(service)["headGroupSpec"]
+    if group["rayStartParams"].get("dashboard-host") != "0.0.0.0":  # noqa: S104  what reaches it is the policies' part
+        yield "dashboard-host"
     if group["rayStartParams"].get("num-cpus") != "0":
         yield "num-cpus of the head"
     if not service["spec"].get("excludeHeadPodFromServeSvc"):
@@ -176,6 +178,7 @@ ENV = {"name": "RAY_REDIS_ADDRESS", "value": "redis://x"}
         (head, f"{HEAD}.rayStartParams.num-cpus", "1"),
         (head, f"{HEAD}.template.spec.containers.0.ports.3.name", "http"),
         (head, "spec.excludeHeadPodFromServeSvc", False),
+        (head, f"{HEAD}.rayStartParams.dashboard-host", "127.0.0.1"),
         (workers, f"{G0}.rayStartParams.num-cpus", "4"),
         (workers, f"{G0}.template.spec.containers.0.ports.0.containerPort", 8001),
         (autoscaler, "spec.rayClusterConfig.autoscalerOptions.version", "v1"),

@@ -132,7 +132,9 @@ def test_what_differs_from_the_project_is_listed(manifests: Any) -> None:
         for key in project.get(section, {}).keys() | app["args"].get(section, {}).keys()
         if project.get(section, {}).get(key) != app["args"].get(section, {}).get(key)
     }
-    wanted = of_all | ({"threads.encoder", "access.allow_unauthenticated"} if manifests.overlay == "cpu-dev" else of_gpu)
+    wanted = of_all | (
+        {"threads.encoder", "access.allow_unauthenticated"} if manifests.overlay == "cpu-dev" else of_gpu
+    )
     assert differing == wanted | ({"label_cache.tls_ca_file"} if manifests.overlay.endswith("components") else set())
 
 
