@@ -99,9 +99,7 @@ def test_what_is_sent(warm: Run, service: Service) -> None:
     ]
 
 
-def test_a_key_is_taken_from_the_environment(
-    warm: Run, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_taken_from_the_environment(warm: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is one; it is on no command line, and one that no header could hold is not repeated."""
     service.will_answer(201, ANSWER)
     monkeypatch.delenv("TOKENALIGN_API_KEY", raising=False)
