@@ -15,6 +15,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 REQUESTS = 'ray_tokenalign_http_request_seconds_count{route!~"/health/.*"}'
 APPLICATION = '{application="tokenalign"}'
+OR_NONE = '{application=~"(tokenalign)?"}'  # of errors where no ingress was reached
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ SERVICE = (
         "Errors that Serve's proxies gave or passed on. More here than above: no ingress was reached.",
         "reqps",
         {
-            "{{error_code}}": per_second(f"ray_serve_num_http_error_requests_total{APPLICATION}", "error_code"),
+            "{{error_code}}": per_second(f"ray_serve_num_http_error_requests_total{OR_NONE}", "error_code"),
         },
     ),
     Panel(
