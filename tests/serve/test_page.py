@@ -279,6 +279,23 @@ def test_a_key_is_sent_and_forgotten(opened: Opened) -> None:
     assert opened.page.locator("#in-key").input_value() == ""
 
 
+@pytest.mark.parametrize(
+    ("status", "error_type", "asked"), [(401, "unauthenticated", True), (403, "not_local", False), (403, "", True)]
+)
+def test_a_key_is_asked_for_where_one_would_help(opened: Opened, status: int, error_type: str, *, asked: bool) -> None:
+    """The field is shown, marked and has the focus; where no key would help, only the service's words are said."""
+    answer = {"error": "the service says why", "error_type": error_type, "loc": []}
+    opened.page.route("**/v1/classify", lambda route: route.fulfill(status=status, json=answer))
+    opened.fill(TEXT, LABELS)
+    opened.page.get_by_role("button", name="Classify").click()
+    expect(opened.page.get_by_role("alert")).to_contain_text("the service says why")
+    field_ = opened.page.locator("#in-key")
+    expect(field_).to_be_focused() if asked else expect(field_).not_to_be_visible()
+    assert (field_.get_attribute("aria-invalid") == "true") == asked
+    assert ("API key" in opened.page.get_by_role("alert").inner_text()) == asked
+    opened.expect_only_failed_loads()
+
+
 def test_labels_of_a_stored_set_are_shown_and_used(opened: Opened, default_app: Any) -> None:
     """An id shows the set's name and labels, and the request sends the id only."""
     body = {"name": "questions <b>", "labels": LABELS}
