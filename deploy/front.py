@@ -32,8 +32,8 @@ HAPROXY = {
     # Of a caller's silence while it sends, or is to read: also for all of a request's headers. Serve's is an hour.
     "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "60",
 }
-# Of the fallback, Serve's own proxy behind HAProxy, too: it shares its port with whoever listens there already, so while
-# one of two services on a machine starts, the other one would answer half of its requests.
+# Of the fallback, Serve's own proxy behind HAProxy, too: it shares its port with whoever listens there already, so
+# while one of two services on a machine starts, the other one would answer half of its requests.
 _PORTS = {
     "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
     "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,

@@ -612,6 +612,7 @@ def test_known_synonyms_give_our_keys(tmp_path: Path, foreign: dict[str, Any]) -
         "label_template": "It concerns {label}.",
         "temperature": 0.944,
         "multi_label": None,
+        "abstention": None,
     }
     assert_same(make_head(), loaded)
 

@@ -80,7 +80,8 @@ def test_unknown_keys_of_an_own_configuration_are_an_error(folder: Path) -> None
         load_head(folder)
     assert load_head(folder, overrides=ForeignOverrides())[0].provenance["foreign_config"]["unused"] == {
         "schema_version": 1,
-        "multi_label": None,  # no part of another program's head
+        "multi_label": None,  # no part of another program's head, as the next
+        "abstention": None,
         "temprature": 0.5,
     }
 
