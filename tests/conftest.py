@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,15 @@ settings.load_profile("tokenalign")
 MakeHead = Callable[..., Path]
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # around xdist, which reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """What starts Ray is one group: one process runs it in turn, the others all the rest beside it (`make test`)."""
-    for item in items:
-        if item.get_closest_marker("serve") is not None:
-            item.add_marker(pytest.mark.xdist_group("ray"))
+    starting = [item for item in items if item.get_closest_marker("serve") is not None]
+    for item in starting:
+        item.add_marker(pytest.mark.xdist_group("ray"))
+    yield
+    grouped = not getattr(config.option, "loadgroup", False) or all(item.nodeid.endswith("@ray") for item in starting)
+    assert grouped, "this version of pytest-xdist keeps no groups with this one of pytest: applications would collide"
 
 
 @pytest.fixture(scope="session")

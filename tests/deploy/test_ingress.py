@@ -437,15 +437,19 @@ class TestRollouts:
 
     async def test_a_change_between_documents_and_labels(self, stack: Stack, rollout: Rollout) -> None:
         """An encoder that changes after the documents, before the labels, costs one more try and mixes nothing."""
-        inner = stack.encoder
+        inner, changed = stack.encoder, asyncio.Event()
 
         class Changing:
             describe = inner.describe
             close = inner.close
 
             async def encode(self, batch: Any) -> Any:
+                if len(batch.lengths) > 1:  # the labels, which are asked for at the same time as the text
+                    await changed.wait()
+                    return await stack.encoder.encode(batch)
                 rows = await inner.encode(batch)
                 await stack.replace_encoder(rollout.model)
+                changed.set()
                 return rows
 
         stack.encoder = Changing()

@@ -714,6 +714,9 @@ class TestStreams:
 class FakeService:
     """The application's inner service: gives each text its own length as the score."""
 
+    def check_room(self) -> None:
+        """There is always some."""
+
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         return answer(*query.texts)
 
