@@ -1,8 +1,8 @@
 """Banking77 and CLINC150 as examples: a message and the name of its intent."""
 
 import csv
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,21 @@ class Corpus:
     """A data set in its own partitions, in file order.
 
     labels: the labels' names; examples: partition name -> its examples
+    domains: label -> its domain, empty where the data set has none
     """
 
     labels: tuple[str, ...]
     examples: dict[str, tuple[Example, ...]]
+    domains: Mapping[str, str] = field(default_factory=dict)
+
+    def of_labels(self, labels: Collection[str]) -> "Corpus":
+        """The data set as if it had those labels alone."""
+        wanted = frozenset(labels)
+        return Corpus(
+            tuple(label for label in self.labels if label in wanted),
+            {name: tuple(e for e in part if e.label in wanted) for name, part in self.examples.items()},
+            {label: domain for label, domain in self.domains.items() if label in wanted},
+        )
 
 
 def label_words(name: str) -> str:
@@ -62,8 +73,7 @@ def read_clinc150(folder: Path, domains: Collection[str]) -> Corpus:
     unknown = sorted(set(domains) - of_domain.keys())
     if unknown:
         raise DataError(f"CLINC150 has no domains {unknown}; it has {sorted(of_domain)}")
-    labels = tuple(label for domain, names in of_domain.items() if domain in domains for label in names)
-    wanted = frozenset(labels)
+    domain_of = {label: domain for domain, names in of_domain.items() if domain in domains for label in names}
     path = folder / "data_full.json"
     content = read_json(path)
     examples = {}
@@ -71,8 +81,8 @@ def read_clinc150(folder: Path, domains: Collection[str]) -> Corpus:
         rows = content.get(partition) if isinstance(content, dict) else None
         if not isinstance(rows, list):
             raise DataError(f"{path} has no list {partition!r}; fetch it again")
-        examples[partition] = tuple(Example(str(text), str(label)) for text, label in rows if label in wanted)
-    return Corpus(labels, examples)
+        examples[partition] = tuple(Example(str(text), str(label)) for text, label in rows if label in domain_of)
+    return Corpus(tuple(domain_of), examples, domain_of)
 
 
 def read_clinc150_domains(folder: Path) -> dict[str, tuple[str, ...]]:

@@ -157,11 +157,7 @@ def material_of(
         provenance=provenance,
         tokenizer_digest=tokenizer.digest,
         messages=messages,
-        pools=tuple(
-            _pool(split.partitions[name], row_of, number)
-            for name in ("train", "train_extra")
-            if name in split.partitions
-        ),
+        pools=_pools(recipe, split, corpora, row_of, number),
         labels=labels,
         label_states=label_states,
         message_vectors=np.concatenate([mean_pooled(store) for store in stores]) if teacher else None,
@@ -173,8 +169,20 @@ def material_of(
     )
 
 
-def _pool(examples: Sequence[Example], row_of: dict[str, int], number: dict[str, int]) -> Pool:
+def _pools(
+    recipe: Recipe, split: Split, corpora: Mapping[str, Corpus], row_of: dict[str, int], number: dict[str, int]
+) -> tuple[Pool, ...]:
+    """A pool of the split's own messages, and one of the others', or one of each of their domains for episodes."""
+    domains = {label: domain for corpus in corpora.values() for label, domain in corpus.domains.items()}
+    extra: dict[str, list[Example]] = {}
+    for example in split.partitions.get("train_extra", ()):
+        extra.setdefault(domains.get(example.label, "") if recipe.episodes else "", []).append(example)
+    weighted = [(split.partitions["train"], recipe.banking77_weight), *((part, 1.0) for part in extra.values())]
+    return tuple(_pool(examples, row_of, number, weight) for examples, weight in weighted if examples)
+
+
+def _pool(examples: Sequence[Example], row_of: dict[str, int], number: dict[str, int], weight: float) -> Pool:
     rows: dict[int, list[int]] = {}
     for example in examples:
         rows.setdefault(number[example.label], []).append(row_of[example.text])
-    return Pool({label: np.array(of_label, dtype=np.int64) for label, of_label in rows.items()})
+    return Pool({label: np.array(of_label, dtype=np.int64) for label, of_label in rows.items()}, weight)

@@ -128,7 +128,7 @@ def run_training(
         on_progress=on_progress,
         on_epoch=on_epoch,
     )
-    return _save(options.output, config, material, provenance, trained)
+    return save_run(options.output, config, material, provenance, trained)
 
 
 def check_output(folder: Path, resume: bool) -> None:
@@ -163,7 +163,7 @@ def provenance_of(recipe: Recipe, seed: int, encoder: Encoder, material: Materia
     }
 
 
-def _save(
+def save_run(
     folder: Path, config: ModelConfig, material: Material, provenance: dict[str, Any], trained: Trained
 ) -> ModelConfig:
     """Calibrate and write everything; the checkpoint goes last, so an interrupted end can be resumed."""
