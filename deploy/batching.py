@@ -19,7 +19,6 @@ from typing import Generic, TypeVar
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-WAIT_PER_OWN_TIME = 60.0  # sixty-odd callers with requests of any size are no overload
 MIN_RETRY_AFTER_S = 0.1
 
 logger = logging.getLogger(__name__)
@@ -248,8 +247,6 @@ class MicroBatcher(Generic[ItemT, ResultT]):
     max_batch_tokens   of a batch when padded; an item that has more by itself goes alone
     max_batch_items    of a batch, equal ones counted
     max_queue_items    and max_queue_tokens: what may wait before `submit` raises QueueFull
-    max_wait_s         so does a queue of more than a batch that takes longer, so that under overload who gets in is
-                       served soon; a request that takes long by itself may wait longer, in proportion
     min_share_items    what waits is spread over the free slots, in batches of at least so many items, so that one batch
                        is computed while another is on its way; None fills one batch after the other
     linger_s           items that are fewer than the batches in flight have wait so long for company: they would take a
@@ -274,7 +271,6 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         max_queue_items: int,
         max_queue_tokens: int,
         slots: Callable[[], int],
-        max_wait_s: float | None = None,
         min_share_items: int | None = None,
         linger_s: float = 0.0,
         max_age_s: float = 1.0,
@@ -294,7 +290,6 @@ class MicroBatcher(Generic[ItemT, ResultT]):
         self._weight = weight
         self._identity = identity
         self._max_batch_items = max_batch_items
-        self._max_wait_s = max_wait_s
         self._max_queue_items = max_queue_items
         self._max_queue_tokens = max_queue_tokens
         self._slots = slots
@@ -339,23 +334,27 @@ class MicroBatcher(Generic[ItemT, ResultT]):
                 f"a request of {items} items and {tokens} tokens exceeds max_queue_items={self._max_queue_items} or "
                 f"max_queue_tokens={self._max_queue_tokens}; send it in parts"
             )
-        wait_s = self._pace.seconds_for(self.queued_tokens, self.in_flight)
-        refusal = QueueFull(
+        if self.queued_items + items > self._max_queue_items or self.queued_tokens + tokens > self._max_queue_tokens:
+            raise self._refusal()
+
+    def check_wait(self, max_wait_s: float) -> None:
+        """Raises `QueueFull` where what waits will take longer than `max_wait_s`, at the pace of late."""
+        if self._pace.known and (wait_s := self._wait_s()) > max_wait_s:
+            refusal = self._refusal()
+            refusal.wait_s, refusal.max_wait_s = wait_s, max_wait_s
+            raise refusal
+
+    def _wait_s(self) -> float:
+        return self._pace.seconds_for(self.queued_tokens, self.in_flight)
+
+    def _refusal(self) -> QueueFull:
+        return QueueFull(
             self.queued_items,
             self.queued_tokens,
             self._max_queue_items,
             self._max_queue_tokens,
-            max(wait_s, MIN_RETRY_AFTER_S),
+            max(self._wait_s(), MIN_RETRY_AFTER_S),
         )
-        if self.queued_items + items > self._max_queue_items or self.queued_tokens + tokens > self._max_queue_tokens:
-            raise refusal
-        if self._max_wait_s is None or self.queued_items <= self._max_batch_items or not self._pace.known:
-            return
-        mean_tokens = self.queued_tokens / self.queued_items
-        own_s = self._pace.seconds_for(tokens or round(items * mean_tokens), self.in_flight)
-        if wait_s > self._max_wait_s + WAIT_PER_OWN_TIME * own_s:
-            refusal.wait_s, refusal.max_wait_s = wait_s, self._max_wait_s
-            raise refusal
 
     def notify(self) -> None:
         """Asks for the slots again now, for an owner who knows that they changed."""

@@ -176,6 +176,7 @@ class Ingress:
         self._identity: EncoderIdentity | None = None
         self._started = False
         self._probed_at = float("-inf")
+        self._open_requests = 0
         self._slots = slots
         batching = settings.batching
         self._attempts = Attempts(batching.request_timeout_s)
@@ -187,7 +188,6 @@ class Ingress:
             max_batch_items=batching.max_batch_texts,
             max_queue_items=batching.max_queue_texts,
             max_queue_tokens=batching.max_queue_tokens,
-            max_wait_s=batching.max_queue_wait_s,
             min_share_items=MIN_SHARE_TEXTS,
             linger_s=LINGER_S,
             max_padding_share=1.0,  # the encoder puts sequences of like length together by itself
@@ -270,9 +270,22 @@ class Ingress:
         ]
         return {"models": models}
 
-    def check_room(self) -> None:
-        """Raises `QueueFull` where a request of one text would be refused."""
-        self._batcher.check_room(1)
+    def check_room(self, texts: int = 1) -> None:
+        """Raises `QueueFull` where a request of so many texts is to be refused, whatever they are."""
+        self._batcher.check_room(texts)
+        batching = self._settings.batching
+        if self._open_requests >= batching.min_open_requests:
+            self._batcher.check_wait(batching.max_queue_wait_s)
+
+    @contextlib.contextmanager
+    def _admitted(self, texts: int) -> Iterator[None]:
+        """While a request is answered; the errors of `check_room` come first."""
+        self.check_room(texts)
+        self._open_requests += 1
+        try:
+            yield
+        finally:
+            self._open_requests -= 1
 
     async def classify(self, query: ClassifyQuery) -> dict[str, Any]:
         """The JSON answer to a good request.
@@ -281,11 +294,11 @@ class Ingress:
         deadline passed), and `FingerprintMismatchError` when a rollout came between its texts.
         """
         self._known_identity()
-        self._batcher.check_room(len(query.texts))  # before the work of reading them: under overload most are refused
-        windowed = await self._tokenize(query)
-        items = self._items(query, windowed)
-        lap("tokenise")
-        answers = await self._batcher.submit(items, deadline_s=self._settings.batching.request_timeout_s)
+        with self._admitted(len(query.texts)):  # before the work of reading them: under overload most are refused
+            windowed = await self._tokenize(query)
+            items = self._items(query, windowed)
+            lap("tokenise")
+            answers = await self._batcher.submit(items, deadline_s=self._settings.batching.request_timeout_s)
         lap("wait")
         for answer in answers:
             check_fingerprint("one of the texts' scores", answers[0].fingerprint, answer.fingerprint)
@@ -309,18 +322,18 @@ class Ingress:
         of texts are under way at a time, and none after the generator is closed.
         """
         self._known_identity()
-        self._batcher.check_room(1)  # as above
-        windowed = await self._tokenize(query)
-        items = self._items(query, windowed)
-        lap("tokenise")
-        reports: dict[int, LabelReport] = {}
-        fingerprint: str | None = None
-        async with contextlib.aclosing(as_they_come(items, self._submit, self._ahead)) as answers:
-            async for i, answer in answers:
-                fingerprint = fingerprint or answer.fingerprint
-                check_fingerprint("one of the texts' scores", fingerprint, answer.fingerprint)
-                reports[i] = answer.report
-                yield {"index": i, **result_json(query, i, windowed[i], answer)}
+        with self._admitted(1):
+            windowed = await self._tokenize(query)
+            items = self._items(query, windowed)
+            lap("tokenise")
+            reports: dict[int, LabelReport] = {}
+            fingerprint: str | None = None
+            async with contextlib.aclosing(as_they_come(items, self._submit, self._ahead)) as answers:
+                async for i, answer in answers:
+                    fingerprint = fingerprint or answer.fingerprint
+                    check_fingerprint("one of the texts' scores", fingerprint, answer.fingerprint)
+                    reports[i] = answer.report
+                    yield {"index": i, **result_json(query, i, windowed[i], answer)}
         model = {"name": query.model or self._name, "fingerprint": fingerprint}
         yield summary_json(query, windowed, [reports[i] for i in range(len(items))], model)
 

@@ -102,8 +102,8 @@ class BatchingSettings(_Section):
 
     max_batch_tokens, max_batch_texts: of one batch that goes to the encoder
     max_queue_texts, max_queue_tokens: that wait in one ingress; past either, a request gets 429
-    max_queue_wait_s: so it does while more than one batch waits that will take longer, at the pace of late, than this
-      and sixty times what the request takes by itself
+    max_queue_wait_s: so it does while what waits will take longer than this at the pace of late, unless
+      `min_open_requests` aren't yet being answered: so many callers are no overload, however long they wait
     batches_per_encoder: in flight for each encoder replica, so that it computes one while the next is on its way
     request_timeout_s: past it a request gets 504
     """
@@ -113,6 +113,7 @@ class BatchingSettings(_Section):
     max_queue_texts: int = Field(default=2_048, ge=1, le=1_000_000)
     max_queue_tokens: int = Field(default=262_144, ge=128, le=100_000_000)
     max_queue_wait_s: float = Field(default=0.1, gt=0, le=3_600)
+    min_open_requests: int = Field(default=96, ge=0, le=1_000_000)
     batches_per_encoder: int = Field(default=2, ge=1, le=64)
     request_timeout_s: float = Field(default=30.0, gt=0, le=3_600)
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LINE = re.compile(r"^ray_(\w+)_(sum|count)\{(.*)\} (\S+)$")
+_BUCKET = re.compile(r"^ray_(\w+)_bucket\{(.*)\} (\S+)$")
 _TAG = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 # What tells a reader what was timed; the rest of Ray's tags say where.
@@ -79,3 +80,23 @@ def observed_between(before: Sums, after: Sums) -> list[Observed]:
             unit = "ms"
         rows.append(Observed(name, dict(tags), round(added), mean, unit))
     return sorted(rows, key=lambda row: (row.name, row.described))
+
+
+def bucket_counts(text: str, name: str, **tags: str) -> dict[float, float]:
+    """Of one histogram, upper bound -> how many values are not above it, replicas added up."""
+    found: dict[float, float] = {}
+    for line in text.splitlines():
+        if (match := _BUCKET.match(line)) is None or match[1] != name:
+            continue
+        given = dict(_TAG.findall(match[2]))
+        if tags.items() <= given.items():
+            bound = float(given["le"])
+            found[bound] = found.get(bound, 0.0) + float(match[3])
+    return found
+
+
+def quantile_bound(before: dict[float, float], after: dict[float, float], share: float) -> float | None:
+    """The least bound of a bucket that at least so large a share of the new values are not above; None without any."""
+    added = {bound: count - before.get(bound, 0.0) for bound, count in sorted(after.items())}
+    total = max(added.values(), default=0.0)
+    return next((bound for bound, count in added.items() if count >= share * total), None) if total > 0 else None

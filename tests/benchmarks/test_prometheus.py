@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.benchmarks.prometheus import histogram_sums, observed_between
+from tests.benchmarks.prometheus import bucket_counts, histogram_sums, observed_between, quantile_bound
 
 TEXT = """# TYPE ray_tokenalign_stage_seconds histogram
 ray_tokenalign_stage_seconds_bucket{{le="0.1",stage="score",pid="1"}} 4.0
@@ -43,3 +43,27 @@ def test_a_histogram_that_is_new() -> None:
 def test_no_metrics() -> None:
     """An agent that doesn't answer is no error."""
     assert observed_between(histogram_sums(""), histogram_sums("")) == []
+
+
+def test_bounds_of_quantiles() -> None:
+    """Of the values that came since, with the tags asked for; a share that no bucket but the last holds is infinity."""
+
+    def buckets(*counts: int) -> dict[float, float]:
+        lines = [
+            f'ray_t_seconds_bucket{{le="{bound}",status="{status}",pid="{pid}"}} {count}.0'
+            for pid in (1, 2)
+            for status in (200, 429)
+            for bound, count in zip(("0.01", "0.05", "+Inf"), counts, strict=True)
+        ]
+        return bucket_counts("\n".join(lines), "t_seconds", status="429")
+
+    before, after = buckets(5, 5, 5), buckets(95, 104, 105)
+    assert after == {0.01: 190.0, 0.05: 208.0, float("inf"): 210.0}
+    assert [quantile_bound(before, after, share) for share in (0.5, 0.9, 0.99, 0.999)] == [
+        0.01,
+        0.01,
+        0.05,
+        float("inf"),
+    ]
+    assert quantile_bound(after, after, 0.5) is None
+    assert quantile_bound({}, {}, 0.5) is None

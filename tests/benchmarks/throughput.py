@@ -78,7 +78,13 @@ def measure(bench: Bench) -> Result:
                     (1.0, 8.0 if count == AT else 4.0) if size == 1 else (5.0, 20.0 if count == AT else 8.0)
                 )
                 load = service.load(
-                    texts, extra, size=size, connections=count, warm_s=warm_s, window_s=window_s * options.scale
+                    texts,
+                    extra,
+                    size=size,
+                    connections=count,
+                    warm_s=warm_s,
+                    window_s=window_s * options.scale,
+                    refusals=count > AT,  # past `batching.min_open_requests` some are refused
                 )
                 found[name].loads.setdefault(count, []).append(load)
     return Result(service.front, len(labels), rates, best, found)

@@ -293,6 +293,26 @@ class TestOverload:
             stack.slots = 1
             assert (await waiting).status_code == 200
 
+    async def test_a_slow_queue_refuses_once_many_are_answered(
+        self, run_stack: RunStack, bert: Any, until: Any
+    ) -> None:
+        """While fewer requests than min_open_requests are open nobody is refused for the wait, whatever they bring."""
+        async with run_stack(bert, batching={"max_queue_wait_s": 1e-6, "min_open_requests": 2}) as stack:
+            stack.slots = 0
+            waiting = [asyncio.create_task(stack.post(texts=["card"] * 9, labels=LABELS))]
+            await until(lambda: stack.waiting_texts == 9)
+            waiting.append(asyncio.create_task(stack.post(text="cash", labels=LABELS)))
+            await until(lambda: stack.waiting_texts == 10)
+            refused = await stack.post(text="one more", labels=LABELS)
+            assert (refused.status_code, refused.json()["error_type"]) == (429, "overloaded")
+            assert "the queue is too slow: 10 items wait" in refused.json()["error"]
+            waiting[0].cancel()
+            await until(lambda: stack.waiting_texts == 1)
+            waiting.append(asyncio.create_task(stack.post(text="and one", labels=LABELS)))
+            await until(lambda: stack.waiting_texts == 2)
+            stack.slots = 1
+            assert [response.status_code for response in await asyncio.gather(*waiting[1:])] == [200, 200]
+
     async def test_more_texts_than_the_queue_holds(self, run_stack: RunStack, bert: Any) -> None:
         """A request that could never be queued is a 422 that says so, not a 429 to be sent again."""
         async with run_stack(bert, batching={"max_queue_texts": 2}) as stack:
