@@ -113,7 +113,7 @@ class BatchingSettings(_Section):
     max_queue_texts: int = Field(default=2_048, ge=1, le=1_000_000)
     max_queue_tokens: int = Field(default=262_144, ge=128, le=100_000_000)
     max_queue_wait_s: float = Field(default=0.1, gt=0, le=3_600)
-    min_open_requests: int = Field(default=96, ge=0, le=1_000_000)
+    min_open_requests: int = Field(default=64, ge=0, le=1_000_000)
     batches_per_encoder: int = Field(default=2, ge=1, le=64)
     request_timeout_s: float = Field(default=30.0, gt=0, le=3_600)
 
