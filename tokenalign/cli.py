@@ -28,11 +28,13 @@ DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 # Their modules need torch, so they are imported only when one of them runs; what `--help` says of them stands here.
 TRAIN, EVALUATE, CALIBRATE = (f"tokenalign.training.{name}_command" for name in ("train", "evaluate", "calibrate"))
 BULK = "tokenalign.bulk.commands"
+COMPRESS = "tokenalign.compression.compress_command"
 COMMANDS = {
     "batch": (BULK, "add_batch_parser", "classify the texts of a file; a stopped run goes on"),
     "train": (TRAIN, "add_train_parser", "train a head on a frozen backbone"),
     "evaluate": (EVALUATE, "add_evaluate_parser", "measure heads on messages with labels, beside baselines"),
     "calibrate": (CALIBRATE, "add_calibrate_parser", "fit the calibrations of a head that has none"),
+    "compress": (COMPRESS, "add_compress_parser", "make an encoder smaller: fewer layers, fewer tokens"),
 }
 
 LABELS_FILE_HELP = (
