@@ -91,6 +91,29 @@ def qwen3_backbone(tmp_path_factory: pytest.TempPathFactory, data_root: Path) ->
 
 
 @pytest.fixture(scope="session")
+def word_piece_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a Qwen3 as wide as Qwen3-1.7B, one thin layer deep, with random weights and a small vocabulary."""
+    import torch
+    from transformers import Qwen3Config, Qwen3Model
+
+    folder = tmp_path_factory.mktemp("wide-qwen3")
+    vocabulary = save_word_piece_tokenizer(folder)
+    torch.manual_seed(4)
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=2_048,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=160,
+    )
+    Qwen3Model(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def qwen35_backbone(tmp_path_factory: pytest.TempPathFactory, data_root: Path) -> Path:
     """The folder of a Qwen3.5 text model of width 64, linear and full attention in turn, with the Qwen3 tokenizer."""
     import torch

@@ -47,6 +47,7 @@ LAYERS = {
         "terminal",
         "bulk.*",
         "training.*",
+        "compression.*",
         "cli",
         "__main__",
     ],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenalign import __version__
 from tokenalign.errors import InputError, TokenAlignError
+from tokenalign.label_files import LabelFile
 from tokenalign.labels import LabelSet
 
 if TYPE_CHECKING:
@@ -27,13 +28,19 @@ DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
 # Their modules need torch, so they are imported only when one of them runs; what `--help` says of them stands here.
 TRAIN, EVALUATE, CALIBRATE = (f"tokenalign.training.{name}_command" for name in ("train", "evaluate", "calibrate"))
 BULK = "tokenalign.bulk.commands"
+COMPRESS = "tokenalign.compression.compress_command"
 COMMANDS = {
     "batch": (BULK, "add_batch_parser", "classify the texts of a file; a stopped run goes on"),
     "train": (TRAIN, "add_train_parser", "train a head on a frozen backbone"),
     "evaluate": (EVALUATE, "add_evaluate_parser", "measure heads on messages with labels, beside baselines"),
     "calibrate": (CALIBRATE, "add_calibrate_parser", "fit the calibrations of a head that has none"),
+    "compress": (COMPRESS, "add_compress_parser", "make an encoder smaller: fewer layers, fewer tokens"),
 }
 
+LABELS_FILE_HELP = (
+    "more candidates, one a line: as they stand, or with descriptions, by which they are scored, as "
+    '{"name": "…", "description": "…" or ["…", …]}'
+)
 EXAMPLE = """example:
   tokenalign --text 'I was charged twice' --labels 'duplicate card payment' 'card not received' --explain
 
@@ -88,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         help="keep the model loaded and classify each line that is entered; empty input exits",
     )
     what.add_argument("--labels", nargs="+", default=[], metavar="LABEL", help="the candidate descriptions")
-    what.add_argument("--labels-file", type=Path, metavar="FILE", help="more candidates, one per line")
+    what.add_argument("--labels-file", type=Path, metavar="FILE", help=LABELS_FILE_HELP)
 
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -143,7 +150,7 @@ def _min_score(word: str) -> float | str:
 def _classify(options: argparse.Namespace) -> int:
     # Checked before the model is loaded, which takes seconds.
     fewest = 1 if options.logits or options.multi_label else 2
-    labels = LabelSet.of(_labels(options.labels, options.labels_file), min_labels=fewest)
+    labels = _labels(options.labels, options.labels_file, fewest)
     from tokenalign.terminal import Terminal
 
     terminal = Terminal()
@@ -241,16 +248,19 @@ def _texts(given: Iterable[str]) -> Iterator[str]:
             yield text
 
 
-def _labels(given: Sequence[str], file: Path | None) -> list[str]:
-    if file is None:
+def _labels(given: Sequence[str], path: Path | None, fewest: int) -> LabelSet:
+    """The labels of the command line, then those of the file; an error about one of the latter names its line."""
+    if path is None:
         if not given:
             raise InputError("none given; use --labels or --labels-file", ("labels",))
-        return list(given)
+        return LabelSet.of(given, min_labels=fewest)
+    file = LabelFile.read(path)
     try:
-        with file.open(encoding="utf-8-sig") as lines:
-            return [*given, *_lines(lines, str(file))]
-    except OSError as error:
-        raise InputError(f"{file} can't be read: {error.strerror or error}", ("labels-file",)) from error
+        return LabelSet.of([*given, *file.labels], min_labels=fewest)
+    except InputError as error:
+        if len(error.loc) < 2 or not isinstance(error.loc[1], int) or error.loc[1] < len(given):
+            raise
+        raise InputError(f"{file.place(('labels', error.loc[1] - len(given)))}: {error.message}") from error
 
 
 def _lines(lines: Iterable[str], source: str) -> Iterator[str]:

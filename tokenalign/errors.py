@@ -72,3 +72,7 @@ class TrainingError(TokenAlignError):
 
 class BulkError(TokenAlignError):
     """A bulk run can't start, go on, or be gone on with as asked."""
+
+
+class CompressionError(TokenAlignError):
+    """A model can't be made smaller as asked, or the folder of one was altered."""

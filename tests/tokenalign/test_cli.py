@@ -127,8 +127,25 @@ def test_labels_from_a_file(cli: Cli, tmp_path: Path) -> None:
     assert set(answer["scores"]) == {"fee", "cash, not card", "received"}
 
 
+def test_labels_with_descriptions_from_a_file(cli: Cli, tmp_path: Path, bert_classifier: Any) -> None:
+    """A JSON line gives a label its descriptions, by which it scores; plain lines may stand beside it."""
+    path = tmp_path / "labels.jsonl"
+    path.write_text('{"name": "7", "description": ["cash not received", "card declined"]}\n  fee \n')
+    (answer,) = cli.json("--text", "cash", "--labels-file", str(path), "--logits")
+    labels = [{"name": "7", "description": ["cash not received", "card declined"]}, "fee"]
+    assert answer == {"text": "cash", **bert_classifier("cash", labels, return_logits=True)}
+
+
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "can't be read: No such file"), (b"\xff\xfe\n", "is not UTF-8"), (b"", "0 labels")]
+    ("content", "words"),
+    [
+        (None, "can't be read: No such file"),
+        (b"\xff\xfe\n", "byte 0 is no UTF-8"),
+        (b"", "has no labels; write one a line"),
+        (b'cash\n\n{"name": "fee", "text": "x"}\n', "labels.txt:3: "),
+        (b"cash\ncard\ncash\n", "labels.txt:3: 'cash' is the same label"),
+        (b"cash\n", "1 label given"),
+    ],
 )
 def test_a_bad_labels_file(cli: Cli, tmp_path: Path, content: bytes | None, words: str) -> None:
     """Missing, of another encoding, or empty: one line that says so."""

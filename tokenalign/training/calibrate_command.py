@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tokenalign.training.assessment import AssessOptions
+from tokenalign.training.calibration import scarcity
 from tokenalign.training.command_options import Subparsers, add_shared_options, count, data_dir, quiet_transformers
 from tokenalign.training.recalibration import recalibrate
 
@@ -57,5 +58,7 @@ def run_calibrate(options: argparse.Namespace) -> int:
     for name, figures in config.provenance["training"]["multi_label"].items():
         pairs = figures["examples"] * figures["classes"]
         lines.append(f"{name}: {pairs:,} pairs, NLL {figures['pair_nll']:.4f}, ECE {figures['pair_ece']:.4f}")
+    if (warning := scarcity(config.provenance["training"])) is not None:
+        lines.append(f"warning: {warning}")
     Console(file=sys.stdout, highlight=False, soft_wrap=True).print("\n".join(lines))
     return 0

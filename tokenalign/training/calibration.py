@@ -5,6 +5,7 @@ below which no label should be named.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,28 +15,36 @@ from tokenalign.config import AbstentionCalibration, MultiLabelCalibration
 from tokenalign.evaluation import (
     FloatArray,
     IndexArray,
-    negative_log_likelihood,
     pair_calibration_error,
     pair_negative_log_likelihood,
-    softmax_at,
 )
 from tokenalign.results import independent_scores, softmax
 
 LOWEST, HIGHEST = 0.01, 100.0
 NEWTON_STEPS = 100
 KEPT_SHARE = 0.95
+FEW_MESSAGES, FEW_MISTAKES = 50, 5  # below them what is fitted rests more on its assumptions than on data
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def fit_temperature(logits: FloatArray, targets: IndexArray) -> float:
-    """The temperature between 0.01 and 100 that minimises the NLL of softmax(logits / temperature).
+    """The temperature between 0.01 and 100 that minimises the NLL of softmax(logits / temperature), targets smoothed.
 
-    logits: `[examples, classes]`. The NLL is convex in 1 / temperature, so golden-section search over its logarithm
-    finds the minimum; the same numbers always give the same temperature. Source: Guo et al., 2017, section 4.2.
+    logits: `[examples, classes]`. Source: Guo et al., 2017, section 4.2. Where no example is answered wrong, the plain
+    NLL falls for ever as the temperature does, and says that no example ever will be. So targets are smoothed as by
+    Platt, 1999, section 2.2: of n examples each counts with 1 / (n + 2) as one whose best other class is right, the
+    rule of succession. Then probabilities reach (n + 1) / (n + 2) at most on average, and with many mistakes among
+    many examples hardly anything changes. The loss is convex in 1 / temperature, so golden-section search over its
+    logarithm finds the minimum; the same numbers always give the same temperature.
     """
+    exact, rows = logits.astype(np.float64), np.arange(len(targets))
+    doubt = 1 / (len(targets) + 2)
+    # The loss is linear in the log probabilities, so an example's smoothed target is a mean of its two logits.
+    wanted = (1 - doubt) * exact[rows, targets] + doubt * exact[rows, _best_others(exact, targets)]
 
     def nll(log_temperature: float) -> float:
-        return negative_log_likelihood(softmax_at(logits, math.exp(log_temperature)), targets)
+        temperature = math.exp(log_temperature)
+        return float((np.logaddexp.reduce(exact / temperature, axis=1) - wanted / temperature).mean())
 
     low, high = math.log(LOWEST), math.log(HIGHEST)
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
@@ -117,6 +126,38 @@ def fit_abstention(
         min_score=limit(softmax(logits)),
         multi_label_min_score=None if multi_label is None else limit(independent_scores(logits, multi_label)),
     )
+
+
+def scarcity(training: Mapping[str, Any]) -> str | None:
+    """What to tell of calibrations fitted on few messages, or with few mistakes among them; None where enough of both.
+
+    training: what a head keeps of its training, as in its provenance; one of another make tells nothing
+    """
+    if (fitted_on := training.get("validation_calibrate")) is None:
+        return None
+    examples = fitted_on["examples"]
+    mistakes = round((1 - fitted_on["accuracy"]) * examples)
+    if examples < FEW_MESSAGES:
+        return (
+            f"temperature, independent scores and min_score were fitted on {examples} messages, which is few: take "
+            "scores and limit for rough, or validate on more messages"
+        )
+    if mistakes < FEW_MISTAKES:
+        return (
+            f"of the {examples:,} messages that temperature, independent scores and min_score were fitted on, "
+            f"{mistakes} {'is' if mistakes == 1 else 'are'} answered wrong, so how sure the head may be rests on the "
+            "assumption of one mistake more: scores and min_score are high, and texts less plain than these messages "
+            "fall below it"
+        )
+    return None
+
+
+def _best_others(logits: FloatArray, targets: IndexArray) -> IndexArray:
+    """`[examples]` the class of the largest logit but the target's."""
+    without = logits.copy()
+    without[np.arange(len(targets)), targets] = -np.inf
+    found: IndexArray = without.argmax(axis=1)
+    return found
 
 
 def _holds(logits: FloatArray, targets: IndexArray) -> NDArray[np.bool_]:

@@ -6,8 +6,9 @@ from typing import Any
 
 from tokenalign.config import ModelConfig
 from tokenalign.references import PACKAGE_PREFIX
+from tokenalign.training.calibration import scarcity
 from tokenalign.training.document import Block, Code, Heading, Items, Paragraph, Table
-from tokenalign.training.report import comparison_sentence, head_blocks
+from tokenalign.training.report import comparison_sentence, differs, head_blocks
 
 FEW_MESSAGES, FEW_LABELS = 200, 5
 
@@ -69,7 +70,12 @@ def training_sentences(config: ModelConfig) -> list[str]:
         ),
         f"AdamW, learning rate {recipe['learning_rate']:g} ({recipe['schedule']}), weight decay "
         f"{recipe['weight_decay']:g}, batch {recipe['batch_size']}, gradient norm {recipe['clip_norm']:g}, at most "
-        f"{recipe['max_epochs']} epochs, patience {recipe['patience']} on validation NLL.",
+        f"{recipe['max_epochs']} epochs, patience {recipe['patience']} on validation NLL"
+        + (
+            f", of which less than {least:g} counts for nothing."
+            if (least := recipe.get("min_improvement", 0))
+            else "."
+        ),
         f"Encoder weights: sha256 {config.backbone.sha256}.",
         f"Label template {config.label_template!r}; temperature {config.temperature:.4f}, fitted after training on "
         "messages that selected nothing.",
@@ -86,7 +92,7 @@ def limits(config: ModelConfig, report: Mapping[str, Any]) -> list[str]:
         f"On {name} it is not measurably better than {other}: {comparison_sentence(other, compared)}"
         for name, result in report["results"].items()
         for other, compared in result["comparisons"].items()
-        if compared["intervals"]["accuracy"][0] <= 0
+        if not (differs(compared) and compared["differences"]["accuracy"] > 0)
     ]
     for name, result in report["results"].items():
         figures = result["model"]
@@ -105,6 +111,8 @@ def limits(config: ModelConfig, report: Mapping[str, Any]) -> list[str]:
         found.append("Tested on the labels that it was trained on: how it does on others is unknown.")
     if validation and validation < FEW_LABELS:
         found.append(f"Its best epoch and calibrations rest on {validation} labels, which is few.")
+    if (scarce := scarcity(config.provenance.get("training", {}))) is not None:
+        found.append(f"{scarce[0].upper()}{scarce[1:]}.")
     if validation:
         found.append(
             f"The temperature was fitted with {validation} candidates; with many more, or with labels of another "

@@ -26,6 +26,7 @@ class Recipe:
         twentieth of the learning rate over all `max_epochs`
     batch_size: messages of a batch
     max_epochs, patience: training ends there, or after `patience` epochs without a lower validation NLL
+    min_improvement: by how many nats lower it must be to count; the weights kept are those of the lowest all the same
     epoch_batches: batches of an epoch, drawn so that labels come equally often; None: every message once an epoch
     candidates: labels of each source that are drawn as a batch's candidates; None: all training labels
     episodes: 0, and all of a batch's candidates compete; else a batch is made up of so many episodes, each with the
@@ -55,6 +56,7 @@ class Recipe:
     batch_size: int = 32
     max_epochs: int = 50
     patience: int = 8
+    min_improvement: float = 0.0
     epoch_batches: int | None = None
     candidates: int | None = None
     episodes: int = 0

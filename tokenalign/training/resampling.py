@@ -24,11 +24,13 @@ Counts = NDArray[np.float64]
 class Comparison:
     """One model against another on the same examples, each figure as the first's minus the second's.
 
+    examples: how many there are
     differences, intervals: by figure; intervals are those of the paired bootstrap
     only_first, only_second: examples that one alone has right; p_value: of McNemar's exact test, that such a
         difference in accuracy or a larger one comes about where both are equally good
     """
 
+    examples: int
     differences: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
     only_first: int
@@ -100,6 +102,7 @@ def compare(first: FloatArray, second: FloatArray, targets: IndexArray, counts: 
     only_first, only_second = int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum())
     either = only_first + only_second
     return Comparison(
+        examples=len(targets),
         differences={name: float(whole[0][name][0] - whole[1][name][0]) for name in FIGURES},
         intervals=intervals({name: drawn[0][name] - drawn[1][name] for name in FIGURES}),
         only_first=only_first,

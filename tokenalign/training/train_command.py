@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from tokenalign.config import CONFIG_FILE
 from tokenalign.errors import InputError
 from tokenalign.training import trainer
+from tokenalign.training.calibration import scarcity
 from tokenalign.training.checkpoint import CHECKPOINT_FILE
 from tokenalign.training.command_options import (
     Subparsers,
@@ -59,7 +60,8 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--patience",
         type=int,
-        help=f"epochs without a lower validation NLL to end after (default: {OWN_RECIPE.patience})",
+        help=f"epochs to end after in which validation NLL falls by less than {OWN_RECIPE.min_improvement:g} "
+        f"(default: {OWN_RECIPE.patience})",
     )
     own.add_argument("--learning-rate", type=float, help=f"default: {OWN_RECIPE.learning_rate:g}")
     own.add_argument("--batch-size", type=int, help=f"default: {OWN_RECIPE.batch_size}")
@@ -172,6 +174,8 @@ def _train_one(
         f"temperature {config.temperature:.4f}; validation accuracy {validation['accuracy']:.3f}, "
         f"NLL {validation['nll']:.3f}, ECE {validation['ece']:.3f}"
     ]
+    if (warning := scarcity(figures)) is not None:
+        lines.append(f"warning: {warning}")
     if own is not None:
         lines += [
             f"measure it:  tokenalign evaluate --model {folder} --data {own.data}",

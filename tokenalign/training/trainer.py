@@ -174,8 +174,19 @@ class _State:
             return self.epoch
         return int(np.argmin([report.validation_nll for report in self.history]))
 
+    @property
+    def improved_epoch(self) -> int:
+        """The last epoch whose validation NLL fell by enough to count, which patience is counted from."""
+        if self.recipe.keep == "last":
+            return self.epoch
+        last = 0
+        for epoch, report in enumerate(self.history):
+            if report.validation_nll < self.history[last].validation_nll - self.recipe.min_improvement:
+                last = epoch
+        return last
+
     def finished(self) -> bool:
-        return self.epoch >= self.recipe.max_epochs or self.epoch - self.best_epoch >= self.recipe.patience
+        return self.epoch >= self.recipe.max_epochs or self.epoch - self.improved_epoch >= self.recipe.patience
 
     def run_epoch(self, on_progress: OnProgress | None) -> None:
         epoch = self.epoch + 1

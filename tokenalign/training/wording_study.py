@@ -47,6 +47,8 @@ def read_wordings(path: Path) -> Wordings:
                 f'{path}:{number}: must be an object with "{NAME_KEY}" and at least one wording, such as '
                 '{"name": "…", "short": "…", "rich": "…"}'
             )
+        if row[NAME_KEY] in (other[NAME_KEY] for other in rows.values()):
+            raise DataError(f"{path}:{number}: words label {row[NAME_KEY]!r} again; give each label one line")
         rows[number] = row
     if not rows:
         raise DataError(f"{path} has no labels; write one JSON object a line")

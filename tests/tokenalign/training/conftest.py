@@ -154,3 +154,19 @@ def run_options(
         return RunOptions(**(values | overrides))
 
     return make
+
+
+@pytest.fixture
+def write_own(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a user's file of messages, ten of each of eight labels; `text` says what stands in a row instead."""
+
+    def write(name: str, text: Callable[[str, str], str] = lambda text, label: text, lead: str = "help") -> Path:
+        path = tmp_path / name
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["text", "label"])
+            for topic, label in zip(TOPICS, LABELS, strict=True):
+                writer.writerows([text(message, label), label] for message in messages(topic, 10, lead))
+        return path
+
+    return write

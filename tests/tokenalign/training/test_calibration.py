@@ -1,5 +1,7 @@
 """The temperature, and the scaling for independent scores."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from tokenalign.training.calibration import (
     fit_multi_label,
     fit_temperature,
     multi_label_figures,
+    scarcity,
 )
 
 
@@ -27,19 +30,48 @@ def test_the_true_temperature_is_found(truth: float) -> None:
 
 
 def test_no_grid_point_is_better() -> None:
-    """The NLL at the temperature found is the lowest of a fine grid."""
-    rng = np.random.default_rng(1)
-    logits, targets = rng.normal(size=(200, 4)) * 5, rng.integers(4, size=200)
+    """The NLL at the temperature found is within a hair of the lowest of a fine grid: one doubt in 2,002 is little."""
+    logits, targets = drawn(2_000)
     found = negative_log_likelihood(softmax_at(logits, fit_temperature(logits, targets)), targets)
     grid = [negative_log_likelihood(softmax_at(logits, t), targets) for t in np.geomspace(LOWEST, HIGHEST, 400)]
-    assert found <= min(grid) + 1e-9
+    assert found <= min(grid) + 1e-5
+
+
+@pytest.mark.parametrize("examples", [4, 20, 600])
+@pytest.mark.parametrize("classes", [2, 5])
+def test_examples_without_a_mistake_leave_room_for_one(examples: int, classes: int) -> None:
+    """However far apart the logits of n right answers are, the probability is (n + 1) / (n + 2), no more."""
+    targets = np.arange(examples) % classes
+    for lead in (0.5, 12.0):
+        logits = lead * np.eye(classes)[targets]
+        sure = softmax_at(logits, fit_temperature(logits, targets)).max(axis=1)
+        assert sure == pytest.approx((examples + 1) / (examples + 2), abs=1e-6)
+    two = 3.0 * np.eye(2)[np.arange(examples) % 2]
+    assert fit_temperature(two, np.arange(examples) % 2) == pytest.approx(3 / np.log(examples + 1), rel=1e-6)
 
 
 def test_temperatures_stay_in_their_bounds() -> None:
-    """Logits that are always right or always wrong end at the bounds, not at zero or infinity."""
+    """Logits that are always wrong end at the upper bound, those that hardly differ at the lower one."""
     logits = np.array([[1.0, 0.0], [0.0, 1.0]])
-    assert fit_temperature(logits, np.array([0, 1])) < 0.1
     assert fit_temperature(logits, np.array([1, 0])) == pytest.approx(HIGHEST, rel=1e-3)
+    assert fit_temperature(logits * 1e-4, np.array([0, 1])) == pytest.approx(LOWEST, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("examples", "mistakes", "words"),
+    [
+        (12, 6, "fitted on 12 messages, which is few"),
+        (600, 0, "of the 600 messages .* 0 are answered wrong"),
+        (600, 1, "1 is answered wrong, so how sure"),
+        (600, 5, None),
+        (50, 5, None),
+    ],
+)
+def test_what_is_told_of_scarce_messages_and_mistakes(examples: int, mistakes: int, words: str | None) -> None:
+    """Few messages are named first, then few mistakes among many; nothing where there are enough of both."""
+    told = scarcity({"validation_calibrate": {"examples": examples, "accuracy": 1 - mistakes / examples}})
+    assert told is None if words is None else re.search(words, told or "")
+    assert scarcity({}) is None
 
 
 def drawn(examples: int) -> tuple[np.ndarray, np.ndarray]:

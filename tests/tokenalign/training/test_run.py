@@ -1,6 +1,7 @@
 """Whole runs on small data: they learn, repeat, resume, and leave an account of themselves."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +17,7 @@ from tokenalign.errors import TrainingError
 from tokenalign.references import sha256_of
 from tokenalign.training.checkpoint import CHECKPOINT_FILE
 from tokenalign.training.encoder import Encoder
-from tokenalign.training.material import Material
+from tokenalign.training.material import Material, Sources
 from tokenalign.training.recipes import BANKING_TEMPLATE, Recipe
 from tokenalign.training.run import HISTORY_FILE, PARTITIONS_FILE, RunOptions, run_training
 from tokenalign.training.trainer import EpochReport, Progress, learning_rate_at, train_head
@@ -122,12 +123,66 @@ def test_the_best_epoch_is_kept(recipe: Recipe, run_options: RunOptionsFor) -> N
     assert figures["validation_select"]["accuracy"] == pytest.approx(accuracy)
 
 
+def test_what_test_messages_say_changes_nothing(
+    recipe: Recipe, run_options: RunOptionsFor, small_data: Path, small_sources: Sources, tmp_path: Path
+) -> None:
+    """With all messages of the test labels and the whole test file rewritten, a recipe leaves the same weights."""
+    data = tmp_path / "data"
+    shutil.copytree(small_data, data)
+    plain = run_options(recipe, output=tmp_path / "plain")
+    hidden = set(run_training(plain).provenance["split"]["test_labels"])
+    for name in ("train.csv", "test.csv"):
+        path = data / "banking77" / name
+        header, *rows = path.read_text().splitlines()
+        rewritten = [
+            f"quite another {row}" if name == "test.csv" or row.rsplit(",", 1)[1] in hidden else row for row in rows
+        ]
+        assert rewritten != rows
+        path.write_text("\n".join([header, *rewritten]) + "\n")
+    files = tuple(
+        replace(file, sha256=sha256_of(data / "banking77" / file.name)) for file in small_sources.banking77.files
+    )
+    sources = replace(small_sources, banking77=replace(small_sources.banking77, files=files))
+    altered = run_options(recipe, output=tmp_path / "altered", data_dir=data, sources=sources)
+    config = run_training(altered)
+    for file in ("model.safetensors", HISTORY_FILE):
+        assert sha256_of(altered.output / file) == sha256_of(plain.output / file)
+    assert config.temperature == ModelConfig.load(plain.output / "config.json").temperature
+
+
 def test_patience_ends_a_run(card_like: Recipe, run_options: RunOptionsFor) -> None:
     """Training ends after as many epochs without a lower NLL as the recipe has patience for."""
     options = run_options(replace(card_like, learning_rate=0.5, max_epochs=50, patience=2))
     config = run_training(options)
     figures = config.provenance["training"]
     assert figures["epochs"] == figures["best_epoch"] + 2 < 50
+
+
+@pytest.mark.parametrize(("min_improvement", "epochs"), [(0.01, 4), (0.0, 6)])
+def test_a_crumb_of_nll_is_no_improvement(
+    min_improvement: float,
+    epochs: int,
+    card_like: Recipe,
+    run_options: RunOptionsFor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Patience is counted from the last fall of NLL that counts; the lowest epoch is kept all the same."""
+    nlls = iter([1.0, 0.5, 0.498, 0.496, 0.494, 0.492, 0.491])
+    monkeypatch.setattr("tokenalign.training.trainer.validation_figures", lambda *rest: (next(nlls), 0.5))
+    recipe = replace(card_like, max_epochs=6, patience=3, min_improvement=min_improvement)
+    figures = run_training(run_options(recipe)).provenance["training"]
+    assert (figures["epochs"], figures["best_epoch"]) == (epochs, epochs)
+
+
+def test_keeping_the_last_epoch_needs_no_patience(
+    card_like: Recipe, run_options: RunOptionsFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe that keeps the last epoch runs through all of them, however NLL goes."""
+    nlls = iter([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    monkeypatch.setattr("tokenalign.training.trainer.validation_figures", lambda *rest: (next(nlls), 0.5))
+    recipe = replace(card_like, max_epochs=5, patience=1, keep="last")
+    figures = run_training(run_options(recipe)).provenance["training"]
+    assert (figures["epochs"], figures["best_epoch"]) == (5, 5)
 
 
 def test_a_diverging_run_is_an_error(
