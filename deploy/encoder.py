@@ -38,6 +38,9 @@ from tokenalign.tokens import TokenBatch, compact
 MAX_MERGED = 64  # batches in one pass
 NICENESS = 7  # of computing threads; above the scorer's, since a batch that is nearly answered makes room soonest
 REPORT_AGE_S = 5.0  # what a sender had waiting counts for so long in an encoder without work
+# Multiply-adds of a pass of about a second on one core: it is shared out even where no other thread is idle yet, since
+# the others would be long before it ends.
+LONG_PASS = 5e10
 CUDA_PASSES = 2  # in flight: the kernels of one run while the rows of the other are copied and checked
 
 
@@ -45,9 +48,9 @@ class Encoder:
     """Holds the frozen encoder, and projects for each of its heads; documents before labels.
 
     Batches of documents that arrive while it computes, from however many senders, share the next pass. On a CPU each
-    thread computes sequences of its own, and a pass is shared out among those that are idle. On a CUDA GPU two threads
-    each take a whole pass: their kernels share one stream, so they run in turn, but memory is needed for both, twice
-    what `batching.max_batch_tokens` tokens take. Where that is too much, passes are halved.
+    thread computes sequences of its own, and a pass is shared out among those that are idle, a long one among all. On a
+    CUDA GPU two threads each take a whole pass: their kernels share one stream, so they run in turn, but memory is
+    needed for both, twice what `batching.max_batch_tokens` tokens take. Where that is too much, passes are halved.
     """
 
     def __init__(
@@ -178,17 +181,18 @@ class Encoder:
         self._worker.check()
 
     async def _compute(self, tokens: TokenBatch, priority: Priority, aligner: Aligner) -> NDArray[Any]:
-        """`[tokens, width]` rows, computed by the idle threads together, else by the next that is."""
-        idle = max(1, self._worker.idle) if self._shares_passes else 1
-        shares = [tokens.select(share) for share in shards(tokens.lengths, idle)] if idle > 1 else [tokens]
+        """`[tokens, width]` rows, computed by the idle threads together or by all, else by the next that is idle."""
         multiply_adds = float(len(tokens.values) * self._backbone.token_multiply_adds)
+        idle = max(1, self._worker.idle) if self._shares_passes else 1
+        parts = self._threads if self._shares_passes and multiply_adds >= LONG_PASS else idle
+        shares = [tokens.select(share) for share in shards(tokens.lengths, parts)] if parts > 1 else [tokens]
         threads = operator_threads_for(multiply_adds, idle) if len(shares) == 1 else 1
-        parts = [
+        runs = [
             self._worker.run(functools.partial(self._rows, share, priority, aligner, threads), int(priority))
             for share in shares
         ]
         started = time.perf_counter()
-        rows = np.concatenate(await asyncio.gather(*parts))
+        rows = np.concatenate(await asyncio.gather(*runs))
         kind = priority.name.lower()
         self._sink.observe(ENCODER_PASS_SECONDS, time.perf_counter() - started, {"kind": kind})
         self._tokens[kind] += len(tokens.values)

@@ -169,6 +169,29 @@ async def test_idle_threads_share_a_batch(gated: Any, make_encoder: Any) -> None
     np.testing.assert_allclose(shared.values, alone.values, atol=2e-3)
 
 
+async def test_a_long_pass_is_shared_out_before_others_are_idle(
+    gated: Any, make_encoder: Any, monkeypatch: pytest.MonkeyPatch, until: Callable[[Callable[[], bool]], Any]
+) -> None:
+    """Behind another batch a short pass waits for one thread as a whole, a long one for all threads in shares."""
+    texts = [f"text number {i} of a batch that is worth sharing" for i in range(64)]
+    settings = Settings.parse({"model": {"device": "cpu"}, "threads": {"encoder": 2}})
+    found = {}
+    for name, bound in (("short", float("inf")), ("long", 0.0)):
+        monkeypatch.setattr("deploy.encoder.LONG_PASS", bound)
+        encoder = make_encoder(gated.model, settings)
+        gated.backbone.seen.clear()
+        gated.backbone.gate.clear()
+        first = asyncio.create_task(encoder.encode(batch_of(gated.model, texts)))
+        await until(lambda: len(gated.backbone.seen) == 2)
+        second = asyncio.create_task(encoder.encode(batch_of(gated.model, texts)))
+        await until(lambda made=encoder: made._worker.waiting > 0)
+        gated.backbone.gate.set()
+        one, other = await asyncio.gather(first, second)
+        np.testing.assert_allclose(one.values, other.values, atol=2e-3)
+        found[name] = sorted(len(batch) for batch in gated.backbone.seen)
+    assert found == {"short": [32, 32, 64], "long": [32, 32, 32, 32]}
+
+
 @pytest.mark.parametrize(
     ("device", "asked", "expected"),
     [("cpu", 3, 3), ("cpu", 0, available_cores()), ("cuda:1", 0, 2), ("cuda", 8, 2), ("mps", 8, 1)],
