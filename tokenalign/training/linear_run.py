@@ -143,7 +143,7 @@ def run_linear_training(
         },
         "options",
     )
-    figures = linear_figures(final, text_logits(trained.head, partitions[TEST]), partitions[TEST])
+    figures = linear_figures(final, text_logits(trained.head, partitions[TEST]), partitions[TEST].holds)
     _save(options.output, final, trained, split, figures)
     return final, figures
 
@@ -168,12 +168,12 @@ def pooled_texts(
     return cached_vectors(backbone, tokens, reading.pooling, feature_dir, on_progress=tell), windowed.counts
 
 
-def linear_figures(config: LinearConfig, logits: FloatArray, pooled: Pooled) -> dict[str, Any]:
+def linear_figures(config: LinearConfig, logits: FloatArray, holds: NDArray[np.bool_]) -> dict[str, Any]:
     """All figures of `[texts, labels]` logits as JSON has them: `Metrics` or `MultiLabelFigures` by the head's mode."""
     scores = probabilities(logits, config)
     if config.threshold is None:
-        return evaluate(scores, pooled.holds.argmax(axis=1), config.labels).as_dict()
-    return multi_label_figures(scores, pooled.holds, config.threshold.threshold, config.labels).as_dict()
+        return evaluate(scores, holds.argmax(axis=1), config.labels).as_dict()
+    return multi_label_figures(scores, holds, config.threshold.threshold, config.labels).as_dict()
 
 
 def _fitted(mode: Mode, logits: FloatArray, calibration: Pooled) -> dict[str, Any]:

@@ -24,7 +24,7 @@ SMALLEST_SPREAD = 1e-6  # of a channel; a smaller one says nothing
 class LinearRecipe:
     """How a linear head is trained. patience: epochs without a lower validation NLL to end after."""
 
-    learning_rate: float = 1e-2
+    learning_rate: float = 1e-3
     weight_decay: float = 1e-2
     batch_size: int = 64
     max_epochs: int = 100
