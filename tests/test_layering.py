@@ -37,6 +37,7 @@ LAYERS = {
         "hub",
         "classifier",
         "evaluation",
+        "linear.*",
         "client.errors",
         "client.retries",
         "client.requests",

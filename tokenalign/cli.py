@@ -41,6 +41,18 @@ LABELS_FILE_HELP = (
     "more candidates, one a line: as they stand, or with descriptions, by which they are scored, as "
     '{"name": "…", "description": "…" or ["…", …]}'
 )
+# What an alignment head alone can be asked, and the value that means that it was not.
+NOT_LINEAR: dict[str, object] = {
+    "labels": [],
+    "labels-file": None,
+    "explain": False,
+    "multi-label": False,
+    "min-score": None,
+    "min-margin": None,
+    "long-text": "truncate",
+    "window-stride": None,
+}
+
 EXAMPLE = """example:
   tokenalign --text 'I was charged twice' --labels 'duplicate card payment' 'card not received' --explain
 
@@ -136,6 +148,9 @@ def _parser() -> argparse.ArgumentParser:
         help="cut a text that is too long (default), read it in windows, or refuse it",
     )
     answer.add_argument("--window-stride", type=int, metavar="TOKENS", help="from one window to the next")
+    answer.add_argument(
+        "--threshold", type=float, metavar="P", help="of a linear head with several labels a text, instead of its own"
+    )
     answer.add_argument("--json", action="store_true", help="one JSON object per text and line, nothing else on stdout")
     return parser
 
@@ -148,6 +163,13 @@ def _min_score(word: str) -> float | str:
 
 
 def _classify(options: argparse.Namespace) -> int:
+    return _classify_linear(options) if _is_linear(options) else _classify_described(options)
+
+
+def _classify_described(options: argparse.Namespace) -> int:
+    """By an alignment head, with the candidates of the command line."""
+    if options.threshold is not None:
+        raise InputError("goes with a linear head, whose labels are fixed; use --min-score", ("threshold",))
     # Checked before the model is loaded, which takes seconds.
     fewest = 1 if options.logits or options.multi_label else 2
     labels = _labels(options.labels, options.labels_file, fewest)
@@ -177,6 +199,54 @@ def _classify(options: argparse.Namespace) -> int:
         for text, answer in zip(texts, answers, strict=True):
             _print(text, answer, terminal, as_json=options.json)
 
+    return _answer(options, show, terminal)
+
+
+def _classify_linear(options: argparse.Namespace) -> int:
+    """By a linear head, which has labels of its own."""
+    for name, unset in NOT_LINEAR.items():
+        if getattr(options, name.replace("-", "_")) != unset:
+            raise InputError(
+                "a linear head has no use for it: labels and windows are its own; leave it out, or --model", (name,)
+            )
+    from tokenalign.terminal import Terminal
+
+    terminal = Terminal()
+    with terminal.loading():
+        _quiet_transformers()
+        from tokenalign.linear.classifier import LinearClassifier
+
+        classifier = LinearClassifier.from_pretrained(options.model, **_loading(options))
+    warned = False
+
+    def show(texts: list[str]) -> None:
+        nonlocal warned
+        answers = classifier.classify(
+            texts, threshold=options.threshold, top_k=options.top_k, return_logits=options.logits
+        )
+        if not warned and answers:
+            terminal.warn(answers[0]["warnings"])
+            warned = True
+        several = classifier.config.mode == "multi_label"
+        for text, answer in zip(texts, answers, strict=True):
+            _print(text, answer, terminal, as_json=options.json, given=answer["labels"] if several else None)
+
+    return _answer(options, show, terminal)
+
+
+def _is_linear(options: argparse.Namespace) -> bool:
+    """Whether the model of the command line is a linear head; a hub's is fetched for that where no labels are given."""
+    from tokenalign.linear.kind import names_linear
+
+    given = options.model
+    if given is not None and not Path(given).expanduser().is_dir() and (options.labels or options.labels_file):
+        return False
+    return names_linear(
+        given, revision=options.revision, cache_dir=options.cache_dir, local_files_only=options.local_only
+    )
+
+
+def _answer(options: argparse.Namespace, show: Callable[[list[str]], None], terminal: "Terminal") -> int:
     if options.interactive:
         _converse(show, terminal, prompt="" if options.json else "text> ")
     else:
@@ -213,31 +283,41 @@ def _converse(show: Callable[[list[str]], None], terminal: "Terminal", prompt: s
             terminal.error(error.message)
 
 
-def _print(text: str, answer: "Classification", terminal: "Terminal", *, as_json: bool) -> None:
+def _print(
+    text: str, answer: "Classification", terminal: "Terminal", *, as_json: bool, given: list[str] | None = None
+) -> None:
     if as_json:
         print(json.dumps({"text": text, **answer}))
     else:
-        terminal.show(text, answer)
+        terminal.show(text, answer, given)
     sys.stdout.flush()  # a reader that left is told here, not at the interpreter's end
 
 
 def _load(options: argparse.Namespace, waiting: AbstractContextManager[Any]) -> "TokenAlignClassifier":
     with waiting:
-        from transformers.utils import logging
-
+        _quiet_transformers()
         from tokenalign.classifier import TokenAlignClassifier
 
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves them untyped
-        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        return TokenAlignClassifier.from_pretrained(
-            options.model,
-            device=options.device,
-            dtype=options.dtype,
-            revision=options.revision,
-            backbone=options.backbone,
-            cache_dir=options.cache_dir,
-            local_files_only=options.local_only,
-        )
+        return TokenAlignClassifier.from_pretrained(options.model, **_loading(options))
+
+
+def _loading(options: argparse.Namespace) -> dict[str, Any]:
+    """The keywords of both classifiers' `from_pretrained`."""
+    return {
+        "device": options.device,
+        "dtype": options.dtype,
+        "revision": options.revision,
+        "backbone": options.backbone,
+        "cache_dir": options.cache_dir,
+        "local_files_only": options.local_only,
+    }
+
+
+def _quiet_transformers() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves them untyped
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
 def _texts(given: Iterable[str]) -> Iterator[str]:

@@ -46,10 +46,15 @@ class Terminal:
         """One line that says what was not accepted."""
         self._err.print(Text(f"error: {message}", style="red"))
 
-    def show(self, text: str, answer: Classification) -> None:
-        """The text with its matched words marked, its labels best first, what was not read, and the matches."""
+    def show(self, text: str, answer: Classification, given: Sequence[str] | None = None) -> None:
+        """The text with its matched words marked, its labels best first, what was not read, and the matches.
+
+        given: the labels that a text gets where that may be any number
+        """
         self._out.print(marked_text(text, answer))
         self._out.print(_scores(answer))
+        if given:
+            self._out.print(Text(f"  labels: {', '.join(one_line(label, SHOWN_CHARS) for label in given)}"))
         if "abstained" in answer:
             self._out.print(Text(f"  {abstention_notice(answer['abstained'])}", style="yellow"))
         if answer["truncation"] is not None:

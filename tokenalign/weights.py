@@ -87,6 +87,11 @@ def load_head(
     """
     values = _read_config(folder / CONFIG_FILE)
     path = folder / WEIGHTS_FILE
+    if "schema_version" in values and (kind := values.get("kind")) is not None:
+        raise ConfigError(
+            f"{folder} holds a {kind} head, which has labels of its own and takes no others; a linear head answers in "
+            f"`tokenalign --model {folder}` and in tokenalign.linear.LinearClassifier, and is not served over HTTP"
+        )
     if overrides is None and "schema_version" in values:
         config = _own_config(values, folder / CONFIG_FILE)
         digest, state = _read_weights(path, sha256)

@@ -43,13 +43,17 @@ class Classifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of every row. scores: whether lines list the scores, of the `top_k` best labels if that is set."""
+    """What is asked of every row. scores: whether lines list the scores, of the `top_k` best labels if that is set.
+
+    several: whether answers have `labels`, of which a text may get any number: those of a linear head
+    """
 
     labels: LabelSet
     explain: Explain = False
     scores: bool = False
     top_k: int | None = None
     max_batch_tokens: int = 8_192
+    several: bool = False
 
     @property
     def wanted(self) -> int | None:
@@ -127,6 +131,8 @@ def _good(row: Row, found: Classification, question: Question) -> dict[str, Any]
     if row.id is not None:
         line["id"] = row.id
     line |= {"label": found["label"], "score": found["score"]}
+    if question.several:
+        line["labels"] = dict(found)["labels"]
     if question.scores:
         line["scores"] = found["scores"]
     line["truncation"] = found["truncation"]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tokenalign.backbone import DEFAULT_MAX_BATCH_TOKENS, DTYPES
-from tokenalign.bulk.answering import Question
+from tokenalign.bulk.answering import Classifier, Question
+from tokenalign.bulk.linear import LinearForBulk
 from tokenalign.bulk.opening import FORMATS, format_of
 from tokenalign.bulk.output import OutputPaths
 from tokenalign.bulk.progress import Done, reporter
@@ -15,10 +16,16 @@ from tokenalign.bulk.reading import Source
 from tokenalign.bulk.rows import Columns
 from tokenalign.bulk.run import Job, Summary, run_bulk
 from tokenalign.classifier import TokenAlignClassifier
+from tokenalign.config import CONFIG_FILE
 from tokenalign.errors import InputError
 from tokenalign.label_files import LabelFile
+from tokenalign.labels import LabelSet
+from tokenalign.linear.classifier import LinearClassifier
+from tokenalign.linear.config import LinearConfig
+from tokenalign.linear.kind import names_linear
 from tokenalign.results import Warning_, check_top_k
 from tokenalign.terminal import Terminal
+from tokenalign.weights import locate_head
 
 EXIT_BAD_ROWS = 3
 EXIT_INTERRUPTED = 130
@@ -41,6 +48,9 @@ def add_batch_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """The parser of `batch`; its namespace's `run` classifies and gives the exit code."""
     parser = subparsers.add_parser("batch", help="classify the texts of a file", description=DESCRIPTION)
     add_job_options(parser)
+    parser.add_argument(
+        "--threshold", type=float, metavar="P", help="of a linear head with several labels a text, instead of its own"
+    )
     add_model_options(parser)
     parser.set_defaults(run=run_batch)
     return parser
@@ -54,9 +64,9 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--labels-file",
         type=Path,
-        required=True,
         metavar="FILE",
-        help='one label a line; a line that begins with { is JSON: {"name": "…", "description": "…" or ["…", …]}',
+        help="needed but for a linear head: one label a line; a line that begins with { is JSON: "
+        '{"name": "…", "description": "…" or ["…", …]}',
     )
     parser.add_argument("--text-column", default="text", metavar="NAME", help="default: %(default)s")
     parser.add_argument("--id-column", metavar="NAME", help="a column that each answer repeats as `id`")
@@ -94,8 +104,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local-only", action="store_true", help="download nothing")
 
 
-def job_of(options: argparse.Namespace) -> Job:
-    """The job of a command line; `InputError` or `ConfigError` where an option is wrong."""
+def job_of(options: argparse.Namespace, linear: LinearConfig | None = None) -> Job:
+    """The job of a command line; `InputError` or `ConfigError` where an option is wrong.
+
+    linear: of the head, where it is a linear one
+    """
     path = None if options.input == "-" else Path(options.input)
     if options.max_batch_tokens < 1:
         raise InputError(f"is {options.max_batch_tokens}; give at least 1", ("max-batch-tokens",))
@@ -106,15 +119,29 @@ def job_of(options: argparse.Namespace) -> Job:
             columns=Columns(options.text_column, options.id_column),
         ),
         question=Question(
-            labels=LabelFile.read(options.labels_file).label_set(),
+            labels=_labels(options, linear),
             explain=options.explain,
             scores=options.top_k is not None,
             top_k=_top_k(options.top_k),
             max_batch_tokens=options.max_batch_tokens,
+            several=linear is not None and linear.mode == "multi_label",
         ),
         paths=OutputPaths.of(options.output, options.errors),
         overwrite=options.overwrite,
     )
+
+
+def _labels(options: argparse.Namespace, linear: LinearConfig | None) -> LabelSet:
+    if linear is None:
+        if options.labels_file is None:
+            raise InputError("none given; an alignment head is told its labels in a file", ("labels-file",))
+        return LabelFile.read(options.labels_file).label_set()
+    for name in ("labels_file", "explain"):
+        if getattr(options, name):
+            raise InputError(
+                "a linear head has no use for it: its labels are its own; leave it out", (name.replace("_", "-"),)
+            )
+    return LabelSet.of(linear.labels, min_labels=1)
 
 
 def model_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -132,22 +159,43 @@ def model_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def load_classifier(options: dict[str, Any]) -> TokenAlignClassifier:
     """The classifier, loaded without transformers' own progress bars."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves them untyped
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    _quiet_transformers()
     return TokenAlignClassifier.from_pretrained(**options)
 
 
 def run_batch(options: argparse.Namespace) -> int:
     """0 when every row was answered, 3 when some were bad, 130 after Ctrl-C; errors are `TokenAlignError`s."""
-    job, model = job_of(options), model_options(options)
+    model = model_options(options)
+    linear = _linear_config(model)
+    job = job_of(options, linear)
+
+    def load() -> Classifier:
+        if linear is None:
+            return load_classifier(model)
+        _quiet_transformers()
+        return LinearForBulk(LinearClassifier.from_pretrained(**model), options.threshold)
+
+    if linear is None and options.threshold is not None:
+        raise InputError("goes with a linear head, whose labels are fixed; leave it out", ("threshold",))
     return run_and_tell(
         job,
-        lambda on_progress, on_warnings: run_bulk(
-            job, lambda: load_classifier(model), on_progress=on_progress, on_warnings=on_warnings
-        ),
+        lambda on_progress, on_warnings: run_bulk(job, load, on_progress=on_progress, on_warnings=on_warnings),
     )
+
+
+def _linear_config(model: dict[str, Any]) -> LinearConfig | None:
+    """The configuration of the model where it is a linear head."""
+    where = {name: model[name] for name in ("revision", "cache_dir", "local_files_only")}
+    if not names_linear(model["id_or_path"], **where):
+        return None
+    return LinearConfig.load(locate_head(model["id_or_path"], **where) / CONFIG_FILE)
+
+
+def _quiet_transformers() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves them untyped
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
 
 Run = Callable[[Callable[[Done], None], Callable[[list[Warning_]], None]], Summary]

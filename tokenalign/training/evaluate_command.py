@@ -11,10 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from tokenalign.errors import InputError
+from tokenalign.linear.classifier import LinearClassifier
+from tokenalign.linear.kind import names_linear
 from tokenalign.training.assessment import AssessOptions, assess_all
 from tokenalign.training.command_options import Subparsers, add_shared_options, count, data_dir, quiet_transformers
 from tokenalign.training.document import write_document
 from tokenalign.training.held_out import ERASURE_TEXTS, SPLITS
+from tokenalign.training.linear_command import print_linear_figures
+from tokenalign.training.linear_evaluation import assess_linear
 from tokenalign.training.model_card import card_blocks, front_matter
 from tokenalign.training.report import comparison_sentence, matches_sentence, report_blocks
 from tokenalign.training.resampling import RESAMPLES
@@ -22,6 +26,11 @@ from tokenalign.weights import DEFAULT_MODEL, load_head, locate_head
 
 COLUMNS = {"accuracy": "accuracy", "macro_f1": "macro F1", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
 WEAKEST_CLASSES, WORST_PAIRS = 10, 3
+# What is asked of alignment heads alone.
+ALIGNMENT_MEASURES = (
+    *("compare", "test-data", "labels-file", "split", "seed", "out-of-scope", "wordings", "nli", "gliclass"),
+    *("cost", "report", "card"),
+)
 
 
 def add_evaluate_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -118,6 +127,10 @@ def run_evaluate(options: argparse.Namespace) -> int:
     """0 after the report was printed and, if asked for, saved; errors are `TokenAlignError`s."""
     _check_outputs(options)
     quiet_transformers()
+    if any(
+        names_linear(model, cache_dir=options.cache_dir, local_files_only=options.local_only) for model in options.model
+    ):
+        return _run_linear(options)
     out_of_scope = _out_of_scope(options.out_of_scope)
     console = Console(stderr=True, highlight=False)
     with console.status("…") as status:
@@ -158,6 +171,36 @@ def run_evaluate(options: argparse.Namespace) -> int:
             print_result(out, name, result, every_class=options.per_class)
     if "summary" in report:
         print_summary(out, report["summary"])
+    return 0
+
+
+def _run_linear(options: argparse.Namespace) -> int:
+    """Measure linear heads on a file, each by itself."""
+    if options.data is None:
+        raise InputError("none given; a linear head is measured on texts with its own labels", ("data",))
+    for name in ALIGNMENT_MEASURES:
+        if getattr(options, name.replace("-", "_")):
+            raise InputError("a linear head has no use for it, or isn't measured so; leave it out", (name,))
+    console = Console(file=sys.stdout, highlight=False)
+    where = {"cache_dir": options.cache_dir, "local_files_only": options.local_only}
+    report = []
+    for model in options.model:
+        classifier = LinearClassifier.from_pretrained(
+            model, device=options.device, dtype=options.dtype, backbone=options.backbone, **where
+        )
+        found = assess_linear(
+            classifier,
+            locate_head(model, **where),
+            options.data,
+            text_column=options.text_column,
+            label_column=options.label_column,
+        )
+        if found.trained_on:
+            console.print(f"warning: {model} was trained on {found.trained_on:,} of these texts", soft_wrap=True)
+        print_linear_figures(console, found.what, classifier.config, found.figures)
+        report.append({"model": str(model), "data": found.what, "figures": found.figures})
+    if options.output is not None:
+        options.output.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 

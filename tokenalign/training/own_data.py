@@ -1,7 +1,7 @@
 """A user's own messages: a file of texts and labels, a file of label descriptions, and what is wrong with them."""
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ def read_examples(path: Path, text_column: str = "text", label_column: str = "la
         raise DataError(f"{shown}{_and_more(len(bad) - SHOWN_ROWS, 'bad row')}; correct or remove them")
     if not examples:
         raise DataError(f"{path} has no rows; give a file with a text and a label in each")
-    _refuse_alike(examples, path)
+    refuse_alike((example.label for example in examples), path)
     return tuple(examples)
 
 
@@ -127,10 +127,10 @@ def _label_problem(row: Row, column: str) -> str | None:
     return None
 
 
-def _refuse_alike(examples: list[Example], path: Path) -> None:
-    """Two spellings of one label would be taken for two labels, of which one may be trained and the other tested on."""
+def refuse_alike(names: Iterable[str], path: Path) -> None:
+    """Raise `DataError` for two spellings of one label: they would be taken for two labels."""
     spelling: dict[str, str] = {}
-    for name in dict.fromkeys(example.label for example in examples):
+    for name in dict.fromkeys(names):
         first = spelling.setdefault(normalised(label_words(name)), name)
         if first != name:
             raise DataError(f"{path}: labels {first!r} and {name!r} read the same; write them alike")

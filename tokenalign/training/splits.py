@@ -7,7 +7,7 @@ the labels that it was trained on, messages are.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -94,12 +94,12 @@ def make_split(banking77: Corpus, seed: int, sizes: tuple[int, int, int], extra:
     """
     train_labels, validation_labels, test_labels = split_labels(banking77.labels, seed, sizes)
     rng = np.random.default_rng(1_000 + seed)
-    seen = _Seen()
-    test, test_removed = _without_duplicates(banking77.examples["test"], seen)
-    validation, validation_removed = _without_duplicates(
+    seen = Seen()
+    test, test_removed = without_duplicates(banking77.examples["test"], seen)
+    validation, validation_removed = without_duplicates(
         _of_labels(banking77.examples["train"], validation_labels), seen
     )
-    train, train_removed = _without_duplicates(_of_labels(banking77.examples["train"], train_labels), seen)
+    train, train_removed = without_duplicates(_of_labels(banking77.examples["train"], train_labels), seen)
     validation = [validation[i] for i in rng.permutation(len(validation))]
     train = [train[i] for i in rng.permutation(len(train))]
     middle = len(validation) // 2
@@ -113,7 +113,7 @@ def make_split(banking77: Corpus, seed: int, sizes: tuple[int, int, int], extra:
     if extra is not None:
         held_out = {normalised(label_words(name)) for name in (*validation_labels, *test_labels)}
         usable = [label for label in extra.labels if normalised(label_words(label)) not in held_out]
-        examples, removed["train_extra"] = _without_duplicates(_of_labels(extra.examples["train"], usable), seen)
+        examples, removed["train_extra"] = without_duplicates(_of_labels(extra.examples["train"], usable), seen)
         partitions["train_extra"] = tuple(examples)
     split = Split(seed, train_labels, validation_labels, test_labels, partitions, removed)
     if any(shared := shared_texts(split).values()):
@@ -127,9 +127,9 @@ def make_message_split(corpus: Corpus, seed: int) -> Split:
     The corpus' own "test" partition is the test where there is one; else a fifth of each label's messages are. A fifth
     of the others select and calibrate. Raises `DataError` for labels with too few messages.
     """
-    seen = _Seen()
-    test, test_removed = _without_duplicates(corpus.examples.get("test", ()), seen)
-    rest, removed = _without_duplicates(corpus.examples["train"], seen)
+    seen = Seen()
+    test, test_removed = without_duplicates(corpus.examples.get("test", ()), seen)
+    rest, removed = without_duplicates(corpus.examples["train"], seen)
     rng = np.random.default_rng(1_000 + seed)
     parts: dict[str, list[Example]] = {"test": test, "validation_select": [], "validation_calibrate": [], "train": []}
     own_test = "test" in corpus.examples
@@ -249,15 +249,30 @@ def _rows_by_label(examples: Sequence[Example]) -> dict[str, list[int]]:
     return rows
 
 
+class Told(Protocol):
+    """A text, and what names its label or labels."""
+
+    @property
+    def text(self) -> str:
+        """The text."""
+
+    @property
+    def label(self) -> str:
+        """Equal where the labels are."""
+
+
+ToldT = TypeVar("ToldT", bound=Told)
+
+
 @dataclass(slots=True)
-class _Seen:
+class Seen:
     """What was met: texts as they stand, and normalised text -> the label that it was first met with."""
 
     texts: set[str] = field(default_factory=set)
     labels: dict[str, str] = field(default_factory=dict)
 
 
-def _without_duplicates(examples: Sequence[Example], seen: _Seen) -> tuple[list[Example], Duplicates]:
+def without_duplicates(examples: Sequence[ToldT], seen: Seen) -> tuple[list[ToldT], Duplicates]:
     """(examples whose normalised text is new, what the others were); `seen` learns the new ones."""
     kept = []
     exact = normal = other_label = 0

@@ -21,6 +21,7 @@ from tokenalign.training.command_options import (
     quiet_transformers,
 )
 from tokenalign.training.encoder import backbone_reference
+from tokenalign.training.linear_command import add_linear_options, refuse_linear_options, run_train_linear
 from tokenalign.training.own_data import OwnFiles
 from tokenalign.training.own_run import LABELS_FILE, OWN_RECIPE, own_recipe
 from tokenalign.training.recipes import RECIPES, Recipe, recipe_named
@@ -79,6 +80,12 @@ def add_train_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     what.add_argument(
         "--data", type=Path, metavar="FILE", help="train on these messages: JSON Lines, CSV, TSV or Parquet"
     )
+    parser.add_argument(
+        "--head",
+        choices=["alignment", "linear"],
+        default="alignment",
+        help="alignment: labels are described in each request; linear: those of the data (default: alignment)",
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the head; a fresh one")
     parser.add_argument(
         "--seed",
@@ -88,6 +95,7 @@ def add_train_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="of split, start and batches (default: 42); of several, each trains a head in a folder of its own",
     )
     _add_own(parser)
+    add_linear_options(parser)
     parser.add_argument("--feature-dir", type=Path, help="where token states are kept (default: ~/.cache/tokenalign)")
     parser.add_argument("--backbone-revision", help="the hub commit of the backbone, 40 hex digits")
     parser.add_argument("--resume", action="store_true", help="go on with the interrupted run in --output")
@@ -98,6 +106,9 @@ def add_train_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run_train(options: argparse.Namespace) -> int:
     """0 after every seed's head was trained and saved; errors are `TokenAlignError`s."""
+    if options.head == "linear":
+        return run_train_linear(options)
+    refuse_linear_options(options)
     recipe, own = recipe_and_data(options)
     seeds = list(dict.fromkeys(options.seed))
     folder: Path = options.output
