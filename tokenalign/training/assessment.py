@@ -166,12 +166,12 @@ def _field(classifier: TokenAlignClassifier, folder: Path, held: HeldOut) -> tup
 
 
 def _fielded(rival: Rival, calibration: TestSet | None, default: float, texts: int | None = None) -> _Fielded:
-    """The rival with the temperature that fits the calibration messages best, `default` without any."""
+    """The rival with the temperature that fits the calibration messages best, near `default` where they say little."""
     if calibration is None:
         return _Fielded(rival, default, texts)
     rows = _rows(len(calibration.texts), texts)
     logits = rival.logits([calibration.texts[i] for i in rows], calibration.labels)
-    return _Fielded(rival, fit_temperature(logits, calibration.targets[rows]), texts)
+    return _Fielded(rival, fit_temperature(logits, calibration.targets[rows], default), texts)
 
 
 def _rows(count: int, limit: int | None) -> NDArray[np.int64]:

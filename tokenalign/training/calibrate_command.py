@@ -58,6 +58,8 @@ def run_calibrate(options: argparse.Namespace) -> int:
     for name, figures in config.provenance["training"]["multi_label"].items():
         pairs = figures["examples"] * figures["classes"]
         lines.append(f"{name}: {pairs:,} pairs, NLL {figures['pair_nll']:.4f}, ECE {figures['pair_ece']:.4f}")
+    else:
+        lines.append("no min_score: too few messages to fit one on")
     if (warning := scarcity(config.provenance["training"])) is not None:
         lines.append(f"warning: {warning}")
     Console(file=sys.stdout, highlight=False, soft_wrap=True).print("\n".join(lines))

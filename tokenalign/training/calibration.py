@@ -20,44 +20,47 @@ from tokenalign.evaluation import (
 )
 from tokenalign.results import independent_scores, softmax
 
-LOWEST, HIGHEST = 0.01, 100.0
+LOWEST, HIGHEST = 0.001, 100.0
 NEWTON_STEPS = 100
 KEPT_SHARE = 0.95
+PRIOR_SD = math.log(2)
+FEWEST_TO_ABSTAIN = math.ceil(1 / (1 - KEPT_SHARE) - 1e-9) - 1
 FEW_MESSAGES, FEW_MISTAKES = 50, 5  # below them what is fitted rests more on its assumptions than on data
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def fit_temperature(logits: FloatArray, targets: IndexArray) -> float:
-    """The temperature between 0.01 and 100 that minimises the NLL of softmax(logits / temperature), targets smoothed.
+def fit_temperature(logits: FloatArray, targets: IndexArray, usual: float = 1.0) -> float:
+    """The likeliest temperature between 0.001 and 100 of softmax(logits / temperature).
 
-    logits: `[examples, classes]`. Source: Guo et al., 2017, section 4.2. Where no example is answered wrong, the plain
-    NLL falls for ever as the temperature does, and says that no example ever will be. So targets are smoothed as by
-    Platt, 1999, section 2.2: of n examples each counts with 1 / (n + 2) as one whose best other class is right, the
-    rule of succession. Then probabilities reach (n + 1) / (n + 2) at most on average, and with many mistakes among
-    many examples hardly anything changes. The loss is convex in 1 / temperature, so golden-section search over its
-    logarithm finds the minimum; the same numbers always give the same temperature.
+    logits: `[examples, classes]`; usual: what it is taken for until examples say otherwise: 1, which heads are trained
+    at. Source: Guo et al., 2017, section 4.2, but for a prior: its logarithm is normal around the usual one's, with a
+    factor of two as standard deviation. The NLL alone falls for ever as the temperature does where no example is
+    answered wrong, and so would make a head that has had ten easy messages as sure as numbers go. Ten such messages
+    leave the usual temperature as it is, hundreds sharpen it, and with mistakes among them hundreds outweigh the prior.
+    The same numbers always give the same temperature.
     """
-    exact, rows = logits.astype(np.float64), np.arange(len(targets))
-    doubt = 1 / (len(targets) + 2)
-    # The loss is linear in the log probabilities, so an example's smoothed target is a mean of its two logits.
-    wanted = (1 - doubt) * exact[rows, targets] + doubt * exact[rows, _best_others(exact, targets)]
+    exact = logits.astype(np.float64)
+    chosen = exact[np.arange(len(targets)), targets]
 
-    def nll(log_temperature: float) -> float:
+    def loss(log_temperature: float) -> float:
         temperature = math.exp(log_temperature)
-        return float((np.logaddexp.reduce(exact / temperature, axis=1) - wanted / temperature).mean())
+        nll = (np.logaddexp.reduce(exact / temperature, axis=1) - chosen / temperature).sum()
+        return float(nll) + 0.5 * ((log_temperature - math.log(usual)) / PRIOR_SD) ** 2
 
-    low, high = math.log(LOWEST), math.log(HIGHEST)
+    grid = np.linspace(math.log(LOWEST), math.log(HIGHEST), 101)
+    lowest = int(np.argmin([loss(point) for point in grid]))
+    low, high = float(grid[max(0, lowest - 1)]), float(grid[min(len(grid) - 1, lowest + 1)])
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-    at_left, at_right = nll(left), nll(right)
+    at_left, at_right = loss(left), loss(right)
     while high - low > 1e-7:
         if at_left <= at_right:
             high, right, at_right = right, left, at_left
             left = high - _GOLDEN * (high - low)
-            at_left = nll(left)
+            at_left = loss(left)
         else:
             low, left, at_left = left, right, at_right
             right = low + _GOLDEN * (high - low)
-            at_right = nll(right)
+            at_right = loss(right)
     return math.exp((low + high) / 2)
 
 
@@ -110,15 +113,22 @@ def multi_label_figures(logits: FloatArray, targets: IndexArray, calibration: Mu
 
 def fit_abstention(
     logits: FloatArray, multi_label: MultiLabelCalibration | None, kept: float = KEPT_SHARE
-) -> AbstentionCalibration:
-    """The highest limits of the best score that at least `kept` of these examples reach.
+) -> AbstentionCalibration | None:
+    """The highest limits of the best score that a new example of this kind reaches with probability `kept`.
 
     logits: `[examples, classes]`, divided by the temperature, of examples that have one of the classes each. Whether
-    the best label is the right one plays no part: the limit says what a text that has a label here looks like.
+    the best label is the right one plays no part: the limit says what a text that has a label here looks like. Of n
+    examples it is the floor((n + 1) · (1 - kept))-th lowest score, whatever the scores' distribution; source: split
+    conformal prediction, Vovk et al., 2005. None where that is none, so with fewer than 19 for 95 %. And no limit lies
+    nearer to 1 than 1 / (n + 2): by the rule of succession n examples tell nothing of rarer failures.
     """
+    examples = len(logits)
+    rank = math.floor((examples + 1) * (1 - kept) + 1e-9)
+    if rank < 1:
+        return None
 
     def limit(scores: FloatArray) -> float:
-        return float(np.quantile(scores.max(axis=1), 1 - kept, method="lower"))
+        return min(float(np.sort(scores.max(axis=1))[rank - 1]), (examples + 1) / (examples + 2))
 
     return AbstentionCalibration(
         kept=kept,
@@ -137,27 +147,21 @@ def scarcity(training: Mapping[str, Any]) -> str | None:
         return None
     examples = fitted_on["examples"]
     mistakes = round((1 - fitted_on["accuracy"]) * examples)
-    if examples < FEW_MESSAGES:
+    what = "temperature, independent scores and min_score were"
+    if examples < FEWEST_TO_ABSTAIN:
         return (
-            f"temperature, independent scores and min_score were fitted on {examples} messages, which is few: take "
-            "scores and limit for rough, or validate on more messages"
+            f"the calibrations rest on {examples} messages, which is few: scores are rough, and there is no calibrated "
+            f"min_score, which takes {FEWEST_TO_ABSTAIN}; give more messages to validate on"
         )
+    if examples < FEW_MESSAGES:
+        return f"{what} fitted on {examples} messages, which is few: take scores and limit for rough"
     if mistakes < FEW_MISTAKES:
         return (
-            f"of the {examples:,} messages that temperature, independent scores and min_score were fitted on, "
-            f"{mistakes} {'is' if mistakes == 1 else 'are'} answered wrong, so how sure the head may be rests on the "
-            "assumption of one mistake more: scores and min_score are high, and texts less plain than these messages "
-            "fall below it"
+            f"{what} fitted on {examples:,} messages of which {mistakes} {'is' if mistakes == 1 else 'are'} answered "
+            "wrong, which tells little of when the head errs: scores are high, and texts less plain than these "
+            "messages fall below min_score"
         )
     return None
-
-
-def _best_others(logits: FloatArray, targets: IndexArray) -> IndexArray:
-    """`[examples]` the class of the largest logit but the target's."""
-    without = logits.copy()
-    without[np.arange(len(targets)), targets] = -np.inf
-    found: IndexArray = without.argmax(axis=1)
-    return found
 
 
 def _holds(logits: FloatArray, targets: IndexArray) -> NDArray[np.bool_]:

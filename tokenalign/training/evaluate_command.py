@@ -253,7 +253,7 @@ def print_result(console: Console, name: str, result: dict[str, Any], *, every_c
             f"{found['right_probability']:.3f}"
         )
     for pair in figures["confusions"][:WORST_PAIRS]:
-        lines.append(f"Worst pair: {pair['label']} answered as {pair['predicted']}, {pair['examples']} times")
+        lines.append(f"Worst pair: {pair['label']} answered as {pair['predicted']}, {_times(pair['examples'])}")
     console.print("\n".join(lines), soft_wrap=True, markup=False)
     classes = sorted(figures["per_class"], key=lambda score: score["f1"])
     shown = classes if every_class else classes[:WEAKEST_CLASSES]
@@ -270,6 +270,10 @@ def print_result(console: Console, name: str, result: dict[str, Any], *, every_c
             *(f"{score[key]:.3f}" for key in ("precision", "recall", "f1")),
         )
     console.print(details)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def print_summary(console: Console, summary: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """A trained head's model card, made of its configuration and a report on it: nothing in it is typed by hand."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from tokenalign.config import ModelConfig
 from tokenalign.references import PACKAGE_PREFIX
 from tokenalign.training.calibration import scarcity
 from tokenalign.training.document import Block, Code, Heading, Items, Paragraph, Table
-from tokenalign.training.report import comparison_sentence, differs, head_blocks
+from tokenalign.training.report import differs, head_blocks
 
 FEW_MESSAGES, FEW_LABELS = 200, 5
 
@@ -44,7 +45,10 @@ def card_blocks(config: ModelConfig, report: Mapping[str, Any]) -> list[Block]:
         Items(training_sentences(config)),
         *([_validation(provenance["training"])] if "training" in provenance else []),
         Heading("Evaluation"),
-        *head_blocks(report),
+        *(
+            replace(block, level=block.level + 1) if isinstance(block, Heading) else block
+            for block in head_blocks(report)
+        ),
         Heading("Limits"),
         Items(limits(config, report)),
     ]
@@ -89,7 +93,7 @@ def training_sentences(config: ModelConfig) -> list[str]:
 def limits(config: ModelConfig, report: Mapping[str, Any]) -> list[str]:
     """What the figures don't show, and where the head is to be mistrusted; those that the figures show come first."""
     found = [
-        f"On {name} it is not measurably better than {other}: {comparison_sentence(other, compared)}"
+        f"On {name} it is not measurably better than {other}: accuracy {compared['differences']['accuracy']:+.3f}."
         for name, result in report["results"].items()
         for other, compared in result["comparisons"].items()
         if not (differs(compared) and compared["differences"]["accuracy"] > 0)
@@ -103,14 +107,19 @@ def limits(config: ModelConfig, report: Mapping[str, Any]) -> list[str]:
             shown = ", ".join(weak[:5]) + (" …" if len(weak) > 5 else "")
             found.append(f"On {name}, {len(weak)} of {figures['classes']} labels have an F1 below 0.5: {shown}.")
         if (scope := result.get("out_of_scope")) is not None and "abstention" in scope:
-            answered = scope["abstention"]["out_of_scope_answered"]
-            found.append(f"Of texts that no label of {name} fits, {answered:.0%} are answered even so.")
+            inside, outside = (scope["abstention"][f"{kind}_answered"] for kind in ("in_scope", "out_of_scope"))
+            found.append(
+                f"With its own min_score {inside:.0%} of the messages of {name} get a label, and {outside:.0%} of the "
+                "texts that no label fits."
+            )
     split = config.provenance.get("split", {})
     validation = len(split.get("validation_labels", ()))
     if split.get("kind") == "messages":
         found.append("Tested on the labels that it was trained on: how it does on others is unknown.")
     if validation and validation < FEW_LABELS:
         found.append(f"Its best epoch and calibrations rest on {validation} labels, which is few.")
+    if config.provenance.get("training", {}).get("best_epoch") == 0:
+        found.append("No epoch of its training was better than its start, so it is as it began.")
     if (scarce := scarcity(config.provenance.get("training", {}))) is not None:
         found.append(f"{scarce[0].upper()}{scarce[1:]}.")
     if validation:

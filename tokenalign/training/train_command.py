@@ -185,6 +185,11 @@ def _train_one(
         f"temperature {config.temperature:.4f}; validation accuracy {validation['accuracy']:.3f}, "
         f"NLL {validation['nll']:.3f}, ECE {validation['ece']:.3f}"
     ]
+    if figures["best_epoch"] == 0:
+        lines.append(
+            "warning: no epoch had a lower validation NLL than the start, so the head is as it began; more messages or "
+            "labels, or a lower --learning-rate, may help"
+        )
     if (warning := scarcity(figures)) is not None:
         lines.append(f"warning: {warning}")
     if own is not None:

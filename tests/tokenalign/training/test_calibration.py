@@ -30,39 +30,50 @@ def test_the_true_temperature_is_found(truth: float) -> None:
 
 
 def test_no_grid_point_is_better() -> None:
-    """The NLL at the temperature found is within a hair of the lowest of a fine grid: one doubt in 2,002 is little."""
+    """With thousands of examples the NLL at the temperature found is the lowest of a fine grid, but for a hair."""
     logits, targets = drawn(2_000)
-    found = negative_log_likelihood(softmax_at(logits, fit_temperature(logits, targets)), targets)
-    grid = [negative_log_likelihood(softmax_at(logits, t), targets) for t in np.geomspace(LOWEST, HIGHEST, 400)]
-    assert found <= min(grid) + 1e-5
+    for usual in (0.05, 1.0):
+        found = negative_log_likelihood(softmax_at(logits, fit_temperature(logits, targets, usual)), targets)
+        grid = [negative_log_likelihood(softmax_at(logits, t), targets) for t in np.geomspace(LOWEST, HIGHEST, 400)]
+        assert found <= min(grid) + 1e-4
 
 
-@pytest.mark.parametrize("examples", [4, 20, 600])
-@pytest.mark.parametrize("classes", [2, 5])
-def test_examples_without_a_mistake_leave_room_for_one(examples: int, classes: int) -> None:
-    """However far apart the logits of n right answers are, the probability is (n + 1) / (n + 2), no more."""
-    targets = np.arange(examples) % classes
-    for lead in (0.5, 12.0):
-        logits = lead * np.eye(classes)[targets]
-        sure = softmax_at(logits, fit_temperature(logits, targets)).max(axis=1)
-        assert sure == pytest.approx((examples + 1) / (examples + 2), abs=1e-6)
-    two = 3.0 * np.eye(2)[np.arange(examples) % 2]
-    assert fit_temperature(two, np.arange(examples) % 2) == pytest.approx(3 / np.log(examples + 1), rel=1e-6)
+@pytest.mark.parametrize("examples", [1, 10, 600])
+@pytest.mark.parametrize("usual", [0.05, 1.0])
+@pytest.mark.parametrize("lead", [0.3, 3.0, 20.0])
+def test_without_a_mistake_the_prior_holds_the_temperature(examples: int, usual: float, lead: float) -> None:
+    """Of n right answers, each leading by g, it is where n·(g / T)·sigmoid(-g / T) = ln(usual / T) / ln(2)²."""
+    targets = np.arange(examples) % 2
+    found = fit_temperature(lead * usual * np.eye(2)[targets], targets, usual)
+    lead_at = lead * usual / found
+    pull, push = examples * lead_at / (1 + np.exp(lead_at)), np.log(usual / found) / np.log(2) ** 2
+    assert pull == pytest.approx(push, rel=1e-3, abs=1e-4)
+    assert LOWEST < found < usual * (1 + 1e-6)
+
+
+def test_ten_easy_messages_prove_little_and_six_hundred_more() -> None:
+    """What is answered right by far leaves the temperature alone where it is little; much of it makes it sharper."""
+    logits = 8.0 * np.eye(4)[np.arange(600) % 4]
+    few, many = (fit_temperature(logits[:n], np.arange(n) % 4) for n in (12, 600))
+    assert few == pytest.approx(1.0, abs=0.05)
+    assert many < 0.8
 
 
 def test_temperatures_stay_in_their_bounds() -> None:
-    """Logits that are always wrong end at the upper bound, those that hardly differ at the lower one."""
-    logits = np.array([[1.0, 0.0], [0.0, 1.0]])
-    assert fit_temperature(logits, np.array([1, 0])) == pytest.approx(HIGHEST, rel=1e-3)
-    assert fit_temperature(logits * 1e-4, np.array([0, 1])) == pytest.approx(LOWEST, rel=1e-3)
+    """Logits of many examples that are always wrong end at the upper bound, those that hardly differ at the lower."""
+    targets = np.arange(5_000) % 2
+    logits = np.eye(2)[targets]
+    assert fit_temperature(logits * 500, 1 - targets) == pytest.approx(HIGHEST, rel=1e-3)
+    assert fit_temperature(logits * 1e-3, targets) == pytest.approx(LOWEST, rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("examples", "mistakes", "words"),
     [
-        (12, 6, "fitted on 12 messages, which is few"),
-        (600, 0, "of the 600 messages .* 0 are answered wrong"),
-        (600, 1, "1 is answered wrong, so how sure"),
+        (18, 6, "rest on 18 messages, which is few: .* no calibrated min_score, which takes 19"),
+        (19, 6, "fitted on 19 messages, which is few: take"),
+        (600, 0, "fitted on 600 messages of which 0 are answered wrong"),
+        (600, 1, "of which 1 is answered wrong, which tells little"),
         (600, 5, None),
         (50, 5, None),
     ],
@@ -132,6 +143,7 @@ def test_the_limit_keeps_the_share_it_says() -> None:
     rng = np.random.default_rng(1)
     logits = rng.normal(size=(1_000, 4)) * 3
     fitted = fit_abstention(logits, MultiLabelCalibration(scale=0.8, bias=-1))
+    assert fitted is not None
     best = softmax(logits).max(axis=1)
     assert fitted.labels == 4
     assert (best >= fitted.min_score).mean() >= 0.95
@@ -139,5 +151,38 @@ def test_the_limit_keeps_the_share_it_says() -> None:
     assert fitted.multi_label_min_score is not None
     independent = independent_scores(logits, MultiLabelCalibration(scale=0.8, bias=-1)).max(axis=1)
     assert 0.95 <= (independent >= fitted.multi_label_min_score).mean() < 0.952
-    assert fit_abstention(logits, None).multi_label_min_score is None
-    assert fit_abstention(logits, None, kept=0.5).min_score > fitted.min_score
+    half, alone = fit_abstention(logits, None, kept=0.5), fit_abstention(logits, None)
+    assert half is not None
+    assert alone is not None
+    assert alone.multi_label_min_score is None
+    assert half.min_score > alone.min_score
+
+
+@pytest.mark.parametrize("examples", [19, 20, 38, 39, 200])
+def test_new_examples_reach_the_limit_as_often_as_it_says(examples: int) -> None:
+    """Over many draws of n examples and a new one, the new one reaches the limit in at least 95 %, and hardly more."""
+    rng = np.random.default_rng(examples)
+    reached = []
+    for _ in range(2_000):
+        logits = rng.normal(size=(examples + 1, 3)) * 2
+        fitted = fit_abstention(logits[:-1], None)
+        assert fitted is not None
+        reached.append(softmax(logits[-1:]).max() >= fitted.min_score)
+    assert 0.95 - 0.015 < np.mean(reached) < 0.95 + 1 / (examples + 1) + 0.015
+
+
+def test_too_few_examples_give_no_limit() -> None:
+    """95 % can't be kept by any of 18 scores, by the lowest of 19."""
+    logits = np.random.default_rng(1).normal(size=(19, 3))
+    assert fit_abstention(logits[:18], None) is None
+    fitted = fit_abstention(logits, None)
+    assert fitted is not None
+    assert fitted.min_score == softmax(logits).max(axis=1).min()
+
+
+def test_no_limit_is_nearer_to_1_than_examples_can_tell() -> None:
+    """Twenty certain answers give 21 / 22, so that one that is nearly certain still has its label."""
+    logits = 500.0 * np.eye(2)[np.arange(20) % 2]
+    fitted = fit_abstention(logits, MultiLabelCalibration(scale=1.0, bias=0.0))
+    assert fitted is not None
+    assert fitted.min_score == fitted.multi_label_min_score == 21 / 22
