@@ -15,8 +15,7 @@ class Recipe:
     name: how it is asked for
     label_groups: labels of Banking77 for training, validation and test
     label_template: what a label is put into wherever the head is used, validation included
-    wordings: what a label is put into in training, one drawn for each label and batch
-    shared_wording: whether all labels of an episode are put into the same one
+    wordings: what labels are put into in training, one drawn for all that compete in a batch
     clinc150_domains: domains of CLINC150 whose messages are trained on beside Banking77's
     start: "random" weights, or "geometry": the head begins as the encoder's own geometry, see `initialisation`
     start_pooled_share: of the geometry start: how much of the mean of its text is added to each token's row
@@ -27,15 +26,14 @@ class Recipe:
     batch_size: messages of a batch
     max_epochs, patience: training ends there, or after `patience` epochs without a lower validation NLL
     min_improvement: by how many nats lower it must be to count; the weights kept are those of the lowest all the same
-    epoch_batches: batches of an epoch, drawn so that labels come equally often; None: every message once an epoch
-    candidates: labels of each source that are drawn as a batch's candidates; None: all training labels
-    episodes: 0, and all of a batch's candidates compete; else a batch is made up of so many episodes, each with the
-        labels and messages of one source or domain of CLINC150, which compete among themselves alone
+    episodes: 0: an epoch has every message once, with all training labels as candidates; else a batch is made up of so
+        many episodes, each with the labels and messages of Banking77 or one domain of CLINC150 alone
+    epoch_batches: batches of an epoch of episodes
+    candidates: labels that are drawn for an episode, all equally often; None: all that it could have
     banking77_weight: how much more often than one domain Banking77 is drawn for an episode
     other_texts: training messages that a batch's messages are matched with as if they were labels, the ones of their
         own label being right
     other_texts_weight: of that loss
-    teacher_weight, teacher_scale: of the divergence from the softmax over teacher_scale · cosine of mean-pooled vectors
     average_decay: of the running average of the weights, which is what is validated and kept; 0: the weights
     keep: "best", the epoch of lowest validation NLL, or "last"
     """
@@ -44,7 +42,6 @@ class Recipe:
     label_groups: tuple[int, int, int] = (50, 12, 15)
     label_template: str
     wordings: tuple[str, ...]
-    shared_wording: bool = False
     clinc150_domains: tuple[str, ...] = ()
     start: Literal["random", "geometry"]
     start_pooled_share: float = 0.0
@@ -57,14 +54,12 @@ class Recipe:
     max_epochs: int = 50
     patience: int = 8
     min_improvement: float = 0.0
-    epoch_batches: int | None = None
-    candidates: int | None = None
     episodes: int = 0
+    epoch_batches: int = 0
+    candidates: int | None = None
     banking77_weight: float = 1.0
     other_texts: int = 0
     other_texts_weight: float = 0.0
-    teacher_weight: float = 0.0
-    teacher_scale: float = 20.0
     average_decay: float = 0.0
     keep: Literal["best", "last"] = "best"
 
@@ -104,8 +99,6 @@ INTENTS_RECIPE = Recipe(
     candidates=40,
     other_texts=32,
     other_texts_weight=0.5,
-    teacher_weight=0.5,
-    teacher_scale=20.0,
     average_decay=0.99,
 )
 """Of the shipped default head, chosen on validation labels."""

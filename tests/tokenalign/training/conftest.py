@@ -35,14 +35,16 @@ EVERYTHING = replace(
     wordings=("{label}", "topic: {label}"),
     clinc150_domains=("travel", "home"),
     start="geometry",
+    start_pooled_share=1.0,
     start_scale=20.0,
     schedule="cosine",
     batch_size=16,
-    epoch_batches=5,
+    episodes=2,
+    epoch_batches=12,
     candidates=3,
+    banking77_weight=2.0,
     other_texts=8,
     other_texts_weight=0.5,
-    teacher_weight=0.5,
     average_decay=0.9,
 )
 
