@@ -20,6 +20,8 @@ class Recipe:
     start: "random" weights, or "geometry": the head begins as the encoder's own geometry, see `initialisation`
     start_pooled_share: of the geometry start: how much of the mean of its text is added to each token's row
     start_scale: the scale of the logits at the start
+    trained: "everything"; or "comparison": one matrix for both queries and keys, and the scale, while projection and
+        blocks stay as the start has them, so that a token's row is computed once
     learning_rate, weight_decay, clip_norm: of AdamW and of the gradient's norm
     schedule: "constant", or "cosine": a linear rise over a tenth of the first epochs' batches, then a cosine to a
         twentieth of the learning rate over all `max_epochs`
@@ -46,6 +48,7 @@ class Recipe:
     start: Literal["random", "geometry"]
     start_pooled_share: float = 0.0
     start_scale: float = 10.0
+    trained: Literal["everything", "comparison"] = "everything"
     learning_rate: float
     weight_decay: float = 0.01
     clip_norm: float = 1.0

@@ -24,6 +24,7 @@ from tokenalign.results import FloatArray
 from tokenalign.scoring import Aligner
 from tokenalign.tokens import TokenBatch
 from tokenalign.training.checkpoint import load_checkpoint, optimizer_tensors, restore_optimizer, save_checkpoint
+from tokenalign.training.contextual import ContextualRows
 from tokenalign.training.features import as_tensor
 from tokenalign.training.initialisation import SAMPLE_TOKENS, start_from_geometry
 from tokenalign.training.material import Material, Validation
@@ -144,6 +145,7 @@ class _State:
     best: dict[str, Tensor]
     optimizer: torch.optim.Optimizer
     history: list[EpochReport]
+    rows: ContextualRows | None
 
     @classmethod
     def start(
@@ -157,8 +159,16 @@ class _State:
             with torch.no_grad():
                 head.log_scale.fill_(math.log(recipe.start_scale))
         head.to(device)
-        optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
-        state = cls(recipe, seed, material, head, copy.deepcopy(head), {}, optimizer, [])
+        rows = None
+        if recipe.trained == "comparison":
+            rows = ContextualRows.of(head, material)
+            head.requires_grad_(False)
+            head.key.weight = head.query.weight
+            for parameter in (head.query.weight, head.log_scale):
+                parameter.requires_grad_()
+        trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+        state = cls(recipe, seed, material, head, copy.deepcopy(head), {}, optimizer, [], rows)
         state.validate(None)
         return state
 
@@ -206,7 +216,7 @@ class _State:
         """Take optimiser step `number` and give its loss."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate_at(self.recipe, number, steps_per_epoch)
-        loss = batch_loss(self.head, self.recipe, self.material, batch)
+        loss = batch_loss(self.head, self.recipe, self.material, batch, self.rows)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise TrainingError(
@@ -261,22 +271,28 @@ class _State:
     def result(self) -> Trained:
         head = copy.deepcopy(self.average)
         head.load_state_dict(self.best)
+        head.key.weight = torch.nn.Parameter(head.key.weight.detach().clone())  # tied so far, which no file can hold
         return Trained(head.eval(), self.best_epoch, tuple(self.history))
 
 
-def batch_loss(head: AlignmentHead, recipe: Recipe, material: Material, batch: Batch) -> Tensor:
-    """The scalar loss of one batch."""
+def batch_loss(
+    head: AlignmentHead, recipe: Recipe, material: Material, batch: Batch, rows: ContextualRows | None = None
+) -> Tensor:
+    """The scalar loss of one batch; rows: those that leave the blocks, where these don't learn."""
     label_rows = batch.wordings * len(material.labels) + batch.labels
-    documents = material.messages.select(batch.documents)
-    descriptions = material.label_states.select(label_rows)
+    messages, label_states = material.messages.select, material.label_states
+    if rows is not None:
+        messages, label_states = rows.messages_at, rows.labels
+    documents, descriptions = messages(batch.documents), label_states.select(label_rows)
     if len(batch.others):
-        descriptions = TokenBatch.concat([descriptions, material.messages.select(batch.others)])
+        descriptions = TokenBatch.concat([descriptions, messages(batch.others)])
 
-    def rows(part: TokenBatch) -> tuple[Tensor, Tensor]:
+    def scored(part: TokenBatch) -> tuple[Tensor, Tensor]:
         lengths = torch.from_numpy(part.kept().lengths).to(head.device).long()
-        return scored_rows(head, as_tensor(part, head.device), part), lengths
+        values = as_tensor(part, head.device)
+        return scored_rows(head, values, part) if rows is None else values, lengths
 
-    logits = batch_logits(head, *rows(descriptions), *rows(documents))
+    logits = batch_logits(head, *scored(descriptions), *scored(documents))
     targets = torch.from_numpy(batch.targets).to(head.device)
     labels = len(batch.labels)
     apart = torch.from_numpy(

@@ -48,6 +48,8 @@ EVERYTHING = replace(
     average_decay=0.9,
 )
 
+COMPARISON = replace(EVERYTHING, name="comparison", trained="comparison", learning_rate=1e-2)
+
 HEAD_SHAPE = (("width", 32), ("ffn_width", 64))
 
 
@@ -63,9 +65,15 @@ def everything() -> Recipe:
     return EVERYTHING
 
 
-@pytest.fixture(params=[CARD_LIKE, EVERYTHING], ids=lambda recipe: recipe.name)
+@pytest.fixture(scope="session")
+def comparison() -> Recipe:
+    """The same, of which only the comparison of rows learns."""
+    return COMPARISON
+
+
+@pytest.fixture(params=[CARD_LIKE, EVERYTHING, COMPARISON], ids=lambda recipe: recipe.name)
 def recipe(request: pytest.FixtureRequest) -> Recipe:
-    """Each of the two."""
+    """Each of the three."""
     found: Recipe = request.param
     return found
 
