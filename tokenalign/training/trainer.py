@@ -280,8 +280,10 @@ def batch_loss(
 ) -> Tensor:
     """The scalar loss of one batch; rows: those that leave the blocks, where these don't learn."""
     label_rows = batch.wordings * len(material.labels) + batch.labels
-    messages, label_states = material.messages.select, material.label_states
-    if rows is not None:
+    messages: Callable[[NDArray[np.int64]], TokenBatch]
+    if rows is None:
+        messages, label_states = material.messages.select, material.label_states
+    else:
         messages, label_states = rows.messages_at, rows.labels
     documents, descriptions = messages(batch.documents), label_states.select(label_rows)
     if len(batch.others):
