@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tokenalign.labels import Label, LabelSet
 from tokenalign.tokens import TokenBatch
 from tokenalign.training.data import Corpus, Example, label_words, read_banking77, read_clinc150
+from tokenalign.training.descriptions import own_descriptions
 from tokenalign.training.encoder import Encoder
 from tokenalign.training.features import Features, cached_states
 from tokenalign.training.recipes import Recipe
@@ -106,9 +107,11 @@ def material_of(
 ) -> Material:
     """The material of a split of the corpora's "train" messages.
 
-    descriptions: label -> its descriptions; None: each label's name as words. Wording number w of a label is its
-        description number w, beginning anew where it has fewer, within the recipe's wording number w
+    descriptions: label -> its descriptions; None: each label's name as words. In training, wording number w of a label
+        is its description number w, beginning anew where it has fewer, within the recipe's wording number w
     """
+
+    more = own_descriptions() if recipe.described else {}
 
     def described(label: str) -> tuple[str, ...]:
         return (label_words(label),) if descriptions is None else descriptions[label]
@@ -135,7 +138,8 @@ def material_of(
     def in_wording(index: int, wording: str) -> TokenBatch:
         # A large vocabulary takes seconds to load, so the tokenizer at hand is used where it fits.
         templated = tokenizer if wording == recipe.label_template else encoder.tokenizer(wording)
-        words = [described(label)[index % len(described(label))] for label in labels]
+        ways = [(*described(label), *more.get(label, ())) for label in labels]
+        words = [found[index % len(found)] for found in ways]
         return encode("labels", templated.labels(words).tokens)
 
     label_states = TokenBatch.concat([in_wording(i, wording) for i, wording in enumerate(recipe.wordings)])

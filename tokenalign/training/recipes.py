@@ -16,6 +16,8 @@ class Recipe:
     label_groups: labels of Banking77 for training, validation and test
     label_template: what a label is put into wherever the head is used, validation included
     wordings: what labels are put into in training, one drawn for all that compete in a batch
+    described: whether labels are trained on by their descriptions too, see `descriptions`; where they are put into
+        wording number w, it is description number w, the name being the first
     clinc150_domains: domains of CLINC150 whose messages are trained on beside Banking77's
     start: "random" weights, or "geometry": the head begins as the encoder's own geometry, see `initialisation`
     start_pooled_share: of the geometry start: how much of the mean of its text is added to each token's row
@@ -44,6 +46,7 @@ class Recipe:
     label_groups: tuple[int, int, int] = (50, 12, 15)
     label_template: str
     wordings: tuple[str, ...]
+    described: bool = False
     clinc150_domains: tuple[str, ...] = ()
     start: Literal["random", "geometry"]
     start_pooled_share: float = 0.0
@@ -79,7 +82,8 @@ BANKING77_RECIPE = Recipe(
 INTENTS_RECIPE = Recipe(
     name="intents",
     label_template="{label}",
-    wordings=("{label}",),
+    wordings=("{label}",) * 5,
+    described=True,
     clinc150_domains=(
         "auto_and_commute",
         "banking",
@@ -93,7 +97,7 @@ INTENTS_RECIPE = Recipe(
         "work",
     ),
     start="geometry",
-    start_pooled_share=1.0,
+    start_pooled_share=2.0,
     start_scale=20.0,
     trained="comparison",
     learning_rate=2e-3,
