@@ -1,16 +1,21 @@
 """The command `compress`: its steps' options in, folders of smaller models out."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tokenalign.backbone import DTYPES
 from tokenalign.compression.counting import Counts, count
+from tokenalign.compression.distillation import Options, Record
 from tokenalign.compression.layers import CARD_LAYERS, kept_config
 from tokenalign.compression.model_folder import find_folder, text_config
-from tokenalign.compression.steps import Source, cut_layers
+from tokenalign.compression.steps import Source, cut_layers, cut_vocabulary, distil_student
+from tokenalign.compression.token_growth import SAMPLES, Growth, read_samples
+from tokenalign.compression.vocabulary_rule import Kept, Rule
 from tokenalign.training.command_options import Subparsers, quiet_transformers
 
 CARD_MAPS = ", ".join(f"{layers}: {','.join(map(str, kept))}" for layers, kept in CARD_LAYERS.items())
@@ -33,6 +38,8 @@ def add_compress_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     steps = parser.add_subparsers(required=True, metavar="STEP")
     _add_count(steps)
     _add_layers(steps)
+    _add_distil(steps)
+    _add_vocabulary(steps)
     return parser
 
 
@@ -62,6 +69,82 @@ def _add_layers(steps: Subparsers) -> None:
     step.set_defaults(run=_quietly(run_layers))
 
 
+def _add_distil(steps: Subparsers) -> None:
+    defaults = Options()
+    step = steps.add_parser(
+        "distil",
+        help="train kept layers to give the teacher's states",
+        description="Train a student of kept layers to give its teacher's hidden states on unlabelled text.",
+    )
+    _add_model(step, "--teacher")
+    step.add_argument(
+        "--student", type=Path, required=True, metavar="FOLDER", help="what `compress layers` made of the teacher"
+    )
+    step.add_argument(
+        "--text", type=Path, required=True, metavar="FILE", help="texts: .txt, a line each, or JSON Lines, CSV, Parquet"
+    )
+    step.add_argument("--text-column", default="text", metavar="NAME", help="default: text")
+    step.add_argument("--epochs", type=positive, default=defaults.epochs, help="default: %(default)s")
+    step.add_argument("--batch-size", type=positive, default=defaults.batch_size, help="default: %(default)s")
+    step.add_argument("--learning-rate", type=float, default=defaults.learning_rate, help="default: %(default)s")
+    step.add_argument(
+        "--max-length", type=positive, default=defaults.max_length, metavar="TOKENS", help="default: %(default)s"
+    )
+    step.add_argument(
+        "--held-out", type=float, default=defaults.held_out_share, metavar="SHARE", help="default: %(default)s"
+    )
+    step.add_argument(
+        "--interface-weight",
+        type=float,
+        default=defaults.interface_weight,
+        metavar="SHARE",
+        help="of the states between layers in the loss, the rest is of the final states (default: %(default)s)",
+    )
+    step.add_argument("--freeze-embedding", action="store_true", help="leave the embedding table as it is")
+    step.add_argument("--seed", type=int, default=defaults.seed, help="default: %(default)s")
+    step.add_argument(
+        "--checkpoint-steps", type=positive, default=defaults.checkpoint_steps, metavar="N", help="default: %(default)s"
+    )
+    step.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: auto)")
+    _add_dtype(step, [])
+    step.add_argument("--resume", action="store_true", help="go on with an interrupted run of the same options")
+    _add_output(step)
+    step.set_defaults(run=_quietly(run_distil))
+
+
+def _add_vocabulary(steps: Subparsers) -> None:
+    step = steps.add_parser(
+        "vocabulary",
+        help="keep the tokens of a rule",
+        description="Cut the vocabulary of a byte-level BPE by a rule, and the rows of the embedding table with it. "
+        "The 256 bytes and all added tokens always stay, so every text can still be spelled.",
+    )
+    _add_model(step)
+    step.add_argument("--top", type=int, required=True, metavar="N", help="keep the tokens with an id below N")
+    step.add_argument(
+        "--script",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="keep every token that carries this Unicode script, such as Hangul; may be given again",
+    )
+    step.add_argument(
+        "--literal",
+        action="store_true",
+        help="the cards' rule and nothing else; by default pieces of a script's characters stay after a space too, "
+        "and so does what kept tokens are merged from, without which some may never come out",
+    )
+    step.add_argument(
+        "--samples",
+        type=Path,
+        metavar="FILE",
+        help="rows with `language` and `text`, whose tokens are counted before and after (default: a sentence in each "
+        "of some languages)",
+    )
+    _add_output(step)
+    step.set_defaults(run=_quietly(run_vocabulary))
+
+
 def run_count(options: argparse.Namespace) -> int:
     """Print the counts."""
     config = text_config(_folder(options, options.model, weights=False))
@@ -81,6 +164,86 @@ def run_layers(options: argparse.Namespace) -> int:
     counts = cut_layers(source, options.layers, options.output, _dtype(options))
     print("\n".join([f"{options.output}:", *count_lines(counts)]))
     return 0
+
+
+def run_distil(options: argparse.Namespace) -> int:
+    """Write the distilled student, with a bar on the way."""
+    teacher = Source(_folder(options, options.teacher), options.teacher, options.revision)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with _bar(console) as bar:
+        task = bar.add_task("distilling", note="")
+
+        def show(step: int, steps: int, record: Record) -> None:
+            note = f"loss {record['total']:.4f}" if "total" in record else ""
+            bar.update(task, completed=step, total=steps, note=note)
+            if "held_out" in record:
+                bar.console.print(f"step {step}: {loss_words(record['held_out'])} on held-out texts")
+
+        found = distil_student(
+            teacher,
+            options.student,
+            options.text,
+            options.output,
+            Options(
+                epochs=options.epochs,
+                batch_size=options.batch_size,
+                learning_rate=options.learning_rate,
+                max_length=options.max_length,
+                held_out_share=options.held_out,
+                interface_weight=options.interface_weight,
+                freeze_embedding=options.freeze_embedding,
+                seed=options.seed,
+                checkpoint_steps=options.checkpoint_steps,
+            ),
+            text_column=options.text_column,
+            device=options.device,
+            dtype=DTYPES[options.dtype],
+            resume=options.resume,
+            on_step=show,
+        )
+    lines = [f"{options.output}:", *count_lines(found.counts), "  on held-out texts"]
+    lines += [f"    before             {loss_words(found.start)}", f"    as saved           {loss_words(found.saved)}"]
+    print("\n".join(lines))
+    return 0
+
+
+def run_vocabulary(options: argparse.Namespace) -> int:
+    """Write the model with the tokens of the rule."""
+    source = Source(_folder(options, options.model), options.model, options.revision)
+    rule = Rule(options.top, tuple(options.script), literal=options.literal)
+    samples = SAMPLES if options.samples is None else read_samples(options.samples)
+    cut = cut_vocabulary(source, rule, options.output, samples)
+    lines = [f"{options.output}:", *count_lines(cut.counts), *entry_lines(cut.kept, cut.tokens_before)]
+    print("\n".join([*lines, *growth_lines(cut.growth)]))
+    return 0
+
+
+def loss_words(losses: dict[str, float]) -> str:
+    """Losses as one phrase."""
+    return ", ".join(f"{name} {losses[name]:.4f}" for name in ("total", "interface", "final") if name in losses)
+
+
+def entry_lines(kept: Kept, before: int) -> list[str]:
+    """How many entries each part of the rule brought."""
+    lines = [f"  entries              {len(kept.source_ids):,} of {before:,}"]
+    return lines + [f"    {reason:<28} {number:,}" for reason, number in kept.by_reason.items()]
+
+
+def growth_lines(growth: Sequence[Growth]) -> list[str]:
+    """Tokens before and after, by language."""
+    lines = ["  tokens of the same text, before and after"]
+    return lines + [f"    {one.language:<18} {one.before:>7,} {one.after:>7,}  {one.ratio:.2f}x" for one in growth]
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+    )
 
 
 def count_lines(counts: Counts) -> list[str]:

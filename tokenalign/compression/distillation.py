@@ -105,7 +105,7 @@ def distil(run: Run, folder: Path, *, on_step: Callable[[int, Record], None] = l
             continue
         found = _losses(run, batch)
         if not torch.isfinite(found.total):
-            raise CompressionError(f"step {step}: the loss is {float(found.total)}; lower the learning rate")
+            raise CompressionError(f"step {step}: the loss is {found.total.item()}; lower the learning rate")
         optimizer.zero_grad()
         found.total.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
@@ -155,8 +155,8 @@ def held_out_losses(run: Run) -> dict[str, float]:
 
 def as_numbers(found: Losses) -> dict[str, float]:
     """Losses as a history holds them."""
-    numbers = {"total": float(found.total), "final": float(found.final)}
-    return numbers if found.interface is None else numbers | {"interface": float(found.interface)}
+    numbers = {"total": found.total.item(), "final": found.final.item()}
+    return numbers if found.interface is None else numbers | {"interface": found.interface.item()}
 
 
 def epoch_means(run: Run) -> list[Record]:

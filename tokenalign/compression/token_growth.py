@@ -38,7 +38,7 @@ class Growth:
 
     @property
     def ratio(self) -> float:
-        """Tokens after by tokens before, at least 1."""
+        """Tokens after by tokens before."""
         return self.after / self.before
 
 

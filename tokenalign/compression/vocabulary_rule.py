@@ -1,8 +1,10 @@
 """Which tokens stay: a rule that is written down before anything is made, and looks at no task.
 
 The rule of the cards: the first tokens by id, which are the most frequent, every token that carries a script, the 256
-bytes, and all added tokens. One more is asked for here: the parts that those are merged from. Without them a kept token
-may never come out, and a text that needs it would be spelled otherwise than before.
+bytes, and all added tokens. Two things are added here unless the rule is taken literally. Pieces of a script's
+characters count after a space too, since that is how a word begins in these tokenizers; and the parts stay that kept
+tokens are merged from. Without them texts in the script would be spelled otherwise than before, and some kept tokens
+would never come out.
 """
 
 from collections.abc import Iterable
@@ -15,11 +17,11 @@ from tokenalign.errors import CompressionError
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """top: tokens with an id below this stay; scripts: by Unicode name; parts: whether parts of kept tokens stay."""
+    """top: tokens with an id below this stay; scripts: by Unicode name; literal: the cards' rule and nothing else."""
 
     top: int
     scripts: tuple[str, ...] = ()
-    parts: bool = True
+    literal: bool = False
 
     def __post_init__(self) -> None:
         """Raise `CompressionError` for a negative number."""
@@ -55,17 +57,19 @@ def apply_rule(tokenizer: ByteLevelBpe, rule: Rule) -> Kept:
 
     vocabulary = tokenizer.vocabulary
     keep(f"top {rule.top}", (token for token, i in vocabulary.items() if i < rule.top))
-    for name in rule.scripts:
-        keep(f"script {name}", _carriers(vocabulary, Script.named(name)))
+    scripts = [Script.named(name) for name in rule.scripts]
+    spelled = {token: code for token in vocabulary if (code := token_bytes(token))}
+    for script in scripts:
+        keep(f"script {script.name}", (token for token, code in spelled.items() if script.carried_by(code)))
     keep("bytes", BYTE_CHARACTERS)
     keep("added tokens", tokenizer.added)
-    if rule.parts:
-        keep("parts", _parts_of(kept, tokenizer))
+    if not rule.literal:
+        after_space = {token: code[1:] for token, code in spelled.items() if code.startswith(b" ")}
+        for script in scripts:
+            reason = f"{script.name} pieces after a space"
+            keep(reason, (token for token, code in after_space.items() if script.carried_by(code)))
+        keep("parts of these", _parts_of(kept, tokenizer))
     return Kept(tuple(sorted(tokenizer.ids[token] for token in kept)), by_reason)
-
-
-def _carriers(vocabulary: Iterable[str], script: Script) -> list[str]:
-    return [token for token in vocabulary if (spelled := token_bytes(token)) and script.carried_by(spelled)]
 
 
 def _parts_of(kept: set[str], tokenizer: ByteLevelBpe) -> set[str]:

@@ -25,6 +25,7 @@ THIN = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
     "max_position_embeddings": 512,
+    "initializer_range": 0.2,  # so that layers change what passes through them
 }
 
 
