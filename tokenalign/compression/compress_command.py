@@ -1,21 +1,23 @@
 """The command `compress`: its steps' options in, folders of smaller models out."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tokenalign.backbone import DTYPES
-from tokenalign.compression.counting import Counts, count
+from tokenalign.compression.command_output import count_lines, entry_lines, growth_lines, loss_words, step_bar
+from tokenalign.compression.counting import count
 from tokenalign.compression.distillation import Options, Record
+from tokenalign.compression.distillation_step import distil_student
+from tokenalign.compression.layer_step import cut_layers
 from tokenalign.compression.layers import CARD_LAYERS, kept_config
-from tokenalign.compression.model_folder import find_folder, text_config
-from tokenalign.compression.steps import Source, cut_layers, cut_vocabulary, distil_student
-from tokenalign.compression.token_growth import SAMPLES, Growth, read_samples
-from tokenalign.compression.vocabulary_rule import Kept, Rule
+from tokenalign.compression.model_folder import Source, find_folder, text_config
+from tokenalign.compression.token_growth import SAMPLES, read_samples
+from tokenalign.compression.vocabulary_rule import Rule
+from tokenalign.compression.vocabulary_step import cut_vocabulary
 from tokenalign.training.command_options import Subparsers, quiet_transformers
 
 CARD_MAPS = ", ".join(f"{layers}: {','.join(map(str, kept))}" for layers, kept in CARD_LAYERS.items())
@@ -170,7 +172,7 @@ def run_distil(options: argparse.Namespace) -> int:
     """Write the distilled student, with a bar on the way."""
     teacher = Source(_folder(options, options.teacher), options.teacher, options.revision)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with _bar(console) as bar:
+    with step_bar(console) as bar:
         task = bar.add_task("distilling", note="")
 
         def show(step: int, steps: int, record: Record) -> None:
@@ -216,51 +218,6 @@ def run_vocabulary(options: argparse.Namespace) -> int:
     lines = [f"{options.output}:", *count_lines(cut.counts), *entry_lines(cut.kept, cut.tokens_before)]
     print("\n".join([*lines, *growth_lines(cut.growth)]))
     return 0
-
-
-def loss_words(losses: dict[str, float]) -> str:
-    """Losses as one phrase."""
-    return ", ".join(f"{name} {losses[name]:.4f}" for name in ("total", "interface", "final") if name in losses)
-
-
-def entry_lines(kept: Kept, before: int) -> list[str]:
-    """How many entries each part of the rule brought."""
-    lines = [f"  entries              {len(kept.source_ids):,} of {before:,}"]
-    return lines + [f"    {reason:<28} {number:,}" for reason, number in kept.by_reason.items()]
-
-
-def growth_lines(growth: Sequence[Growth]) -> list[str]:
-    """Tokens before and after, by language."""
-    lines = ["  tokens of the same text, before and after"]
-    return lines + [f"    {one.language:<18} {one.before:>7,} {one.after:>7,}  {one.ratio:.2f}x" for one in growth]
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=10),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=console,
-    )
-
-
-def count_lines(counts: Counts) -> list[str]:
-    """Counts as lines for a reader."""
-    short = {"linear_attention": "linear", "full_attention": "full"}
-    types = "" if counts.layer_types is None else f" ({', '.join(short.get(t, t) for t in counts.layer_types)})"
-    lines = [
-        f"  layers               {counts.layers}{types}",
-        f"  parameters           {counts.parameters:,}",
-        f"  embedding            {counts.embedding_parameters:,} in {counts.rows:,} rows, "
-        f"{counts.embedding_share:.1%} of all",
-        f"  all but embedding    {counts.stack_parameters:,}",
-        f"  model.safetensors    {counts.file_bytes:,} bytes ({counts.file_bytes / 2**20:.1f} MiB)",
-    ]
-    if counts.recurrent_scalars:
-        lines.append(f"  recurrent scalars    {counts.recurrent_scalars}, which distillation leaves as they are")
-    return lines
 
 
 def layer_numbers(word: str) -> tuple[int, ...]:

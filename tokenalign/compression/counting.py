@@ -1,6 +1,6 @@
 """Parameters and bytes of a model, out of its configuration alone: no weight is made or read."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -35,6 +35,11 @@ class Counts:
     def embedding_share(self) -> float:
         """Of the embedding table among all parameters, 0 to 1."""
         return self.embedding_parameters / self.parameters
+
+    def record(self) -> dict[str, Any]:
+        """The counts as a manifest holds them."""
+        derived = {"stack_parameters": self.stack_parameters, "embedding_share": round(self.embedding_share, 6)}
+        return asdict(self) | derived
 
 
 def meta_model(config: Any) -> Any:

@@ -26,6 +26,20 @@ ONE_FILE = "1000GB"  # shards would need an index, and a hash for each
 _TEXT_PART = {r"^model\.language_model\.": "", r"^language_model\.model\.": "", r"^language_model\.": ""}
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model's folder, and what the caller named it by."""
+
+    folder: Path
+    reference: str
+    revision: str | None = None
+
+    @property
+    def named(self) -> dict[str, str | None]:
+        """What a manifest says of it beside its files' hashes."""
+        return {"reference": self.reference, "revision": self.revision}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TextModel:
     """A headless model with its weights; absent: names of parameters that it has and its file hasn't, as BERT's pooler.

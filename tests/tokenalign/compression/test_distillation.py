@@ -12,10 +12,11 @@ import torch
 from tests.conftest import save_word_piece_tokenizer
 from tests.tokenalign.compression.models import THIN, qwen35_config, save_random
 from tokenalign.compression.distillation import Options, Record, rate
+from tokenalign.compression.distillation_step import HISTORY_FILE, Distilled, distil_student
+from tokenalign.compression.layer_step import cut_layers
 from tokenalign.compression.manifest import read_manifest
-from tokenalign.compression.model_folder import load_text_model
+from tokenalign.compression.model_folder import Source, load_text_model
 from tokenalign.compression.recurrent import is_recurrent_scalar
-from tokenalign.compression.steps import HISTORY_FILE, Distilled, Source, cut_layers, distil_student
 from tokenalign.compression.texts import hold_out, read_unlabelled, token_sequences
 from tokenalign.errors import CompressionError, DataError, TrainingError
 from tokenalign.references import sha256_of

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.tokenalign.compression.models import THIN, qwen35_config, save_random
+from tokenalign.compression.layer_step import cut_layers
 from tokenalign.compression.layers import CARD_LAYERS, check_layers, keep_layers, kept_config
 from tokenalign.compression.manifest import read_manifest
-from tokenalign.compression.model_folder import find_folder, load_text_model, save_text_model, text_config
-from tokenalign.compression.steps import Source, cut_layers
+from tokenalign.compression.model_folder import Source, find_folder, load_text_model, save_text_model, text_config
 from tokenalign.errors import BackboneError, CompressionError
 from tokenalign.references import sha256_of
 

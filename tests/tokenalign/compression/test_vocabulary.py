@@ -13,12 +13,12 @@ from tests.conftest import save_qwen3_tokenizer
 from tests.tokenalign.compression.models import THIN, qwen35_config, save_random
 from tokenalign.compression.bpe import BYTE_CHARACTERS, ByteLevelBpe
 from tokenalign.compression.manifest import read_manifest
-from tokenalign.compression.model_folder import load_text_model
+from tokenalign.compression.model_folder import Source, load_text_model
 from tokenalign.compression.scripts import Script
-from tokenalign.compression.steps import Source, VocabularyCut, cut_vocabulary
 from tokenalign.compression.token_growth import SAMPLES, Growth, read_samples, token_growth
 from tokenalign.compression.tokenizer_cut import cut_tokenizer
 from tokenalign.compression.vocabulary_rule import Rule, apply_rule
+from tokenalign.compression.vocabulary_step import VocabularyCut, cut_vocabulary
 from tokenalign.errors import CompressionError
 from tokenalign.references import sha256_of
 
