@@ -13,7 +13,7 @@ from torch import Tensor
 from tokenalign.compression.counting import meta_model
 from tokenalign.config import BackboneReference
 from tokenalign.errors import BackboneError, CompressionError
-from tokenalign.references import download, local_backbone, resolve_backbone
+from tokenalign.references import PACKAGE_PREFIX, download, local_backbone, resolve_backbone
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILES = (
@@ -63,7 +63,13 @@ def find_folder(
 
     Raises `BackboneError` where it can't be had.
     """
-    if not weights and revision is not None and local_backbone(reference) is None:
+    elsewhere = local_backbone(reference) is None and not reference.startswith((PACKAGE_PREFIX, ".", "/", "~"))
+    if elsewhere and revision is None:
+        raise BackboneError(
+            f"{reference!r} is no folder here; a hub id needs --revision with its commit (40 hex digits), since one "
+            "that moves would give another one each time"
+        )
+    if elsewhere and not weights:
         return download(reference, revision, (CONFIG_FILE,), cache_dir, local_files_only)
     backbone = BackboneReference(reference=reference, revision=revision)
     return resolve_backbone(backbone, cache_dir=cache_dir, local_files_only=local_files_only)

@@ -198,5 +198,5 @@ def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
 
 def test_a_hub_id_needs_its_commit() -> None:
     """A model that moves would give another student each time."""
-    with pytest.raises(BackboneError, match="revision"):
+    with pytest.raises(BackboneError, match="needs --revision"):
         find_folder("Qwen/Qwen3.5-0.8B", weights=False, local_files_only=True)
