@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenalign.backbone import Backbone, DType
+from tokenalign.backbone import DType
 from tokenalign.config import BackboneReference, ModelConfig
 from tokenalign.evaluation import FloatArray, evaluate
 from tokenalign.linear.config import STRIDE, WINDOW, LinearConfig, Mode, Pooling
@@ -23,8 +23,7 @@ from tokenalign.linear.weights import save_linear
 from tokenalign.text import TextTokenizer
 from tokenalign.training.calibration import fit_temperature
 from tokenalign.training.encoder import MINILM, load_encoder
-from tokenalign.training.features import cached_vectors
-from tokenalign.training.labelled_data import LabelledFiles, LabelledText, label_matrix, read_labelled
+from tokenalign.training.labelled_data import LabelledFiles, read_labelled
 from tokenalign.training.linear_trainer import (
     LinearRecipe,
     LinearTrained,
@@ -33,6 +32,7 @@ from tokenalign.training.linear_trainer import (
     text_logits,
     train_linear,
 )
+from tokenalign.training.linear_vectors import OnVectors, text_vectors
 from tokenalign.training.multi_label_figures import multi_label_figures
 from tokenalign.training.run import HISTORY_FILE, PARTITIONS_FILE, check_output
 from tokenalign.training.stratified import (
@@ -49,7 +49,6 @@ from tokenalign.training.threshold import choose_threshold
 EVALUATION_FILE = "evaluation.json"
 
 OnStratified = Callable[[StratifiedSplit, tuple[str, ...], Mapping[str, Pooled]], None]
-OnVectors = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +102,13 @@ def run_linear_training(
     reading = Reading(options.pooling or natural_pooling(encoder.backbone), options.window, options.stride)
     windowed = ModelConfig.parse(encoder.config.model_dump() | {"max_length": options.window}, "options")
     tokenizer = TextTokenizer.load(encoder.folder, windowed)
+    vectors = {
+        what: text_vectors(encoder.backbone, tokenizer, reading, texts, options.feature_dir, what, on_vectors)
+        for what, texts in (("data", data.texts), ("test data", data.test))
+        if texts is not None
+    }
     partitions = {
-        name: Pooled(
-            *pooled_texts(encoder.backbone, tokenizer, reading, part, options.feature_dir, name, on_vectors),
-            label_matrix(part, data.labels),
-        )
+        name: vectors["test data" if name == TEST and data.test is not None else "data"].pooled(part, data.labels)
         for name, part in split.partitions.items()
     }
     if on_split is not None:
@@ -146,26 +147,6 @@ def run_linear_training(
     figures = linear_figures(final, text_logits(trained.head, partitions[TEST]), partitions[TEST].holds)
     _save(options.output, final, trained, split, figures)
     return final, figures
-
-
-def pooled_texts(
-    backbone: Backbone,
-    tokenizer: TextTokenizer,
-    reading: Reading,
-    texts: Sequence[LabelledText],
-    feature_dir: Path,
-    what: str,
-    on_vectors: OnVectors | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """(`[windows, D]` vectors, `[texts]` windows of each) of texts as the classifier reads them; what: their name."""
-    windowed = reading.windows(tokenizer, [text.text for text in texts], (what,))
-
-    def tell(done: int, total: int) -> None:
-        if on_vectors is not None:
-            on_vectors(what, done, total)
-
-    tokens = windowed.tokenized.tokens
-    return cached_vectors(backbone, tokens, reading.pooling, feature_dir, on_progress=tell), windowed.counts
 
 
 def linear_figures(config: LinearConfig, logits: FloatArray, holds: NDArray[np.bool_]) -> dict[str, Any]:

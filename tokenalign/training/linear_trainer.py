@@ -27,7 +27,7 @@ class LinearRecipe:
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
     batch_size: int = 64
-    max_epochs: int = 100
+    max_epochs: int = 300
     patience: int = 5
 
 
@@ -77,7 +77,8 @@ def train_linear(
 
     Each window is an example with its text's labels, as on the Qwen3.5 cards; the encoder, which they train too, stays
     frozen. Vectors are centred and scaled by the training windows' mean and deviation, and the head that is given back
-    takes that in. The start is zero: the problem is convex. Raises `TrainingError` where the loss is no number.
+    takes that in. It starts from the labels' frequencies: the problem is convex, so no start is better in the end, but
+    the bias of a rare label would take many epochs to get there. Raises `TrainingError` where the loss is no number.
     """
     scaler = _Scaler.of(train.vectors)
     inputs = torch.from_numpy(scaler.scaled(train.vectors))
@@ -85,9 +86,7 @@ def train_linear(
     if mode == "single_label":
         targets = targets.to(torch.int8).argmax(dim=1)
     scaled = Pooled(scaler.scaled(validation.vectors), validation.counts, validation.holds)
-    head = LinearHead(inputs.shape[1], train.holds.shape[1])
-    for parameter in head.parameters():
-        torch.nn.init.zeros_(parameter)
+    head = _start(inputs.shape[1], np.repeat(train.holds, train.counts, axis=0))
     optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     history: list[LinearEpoch] = []
     best, best_epoch, best_nll = head.state_dict(), 0, float("inf")
@@ -117,6 +116,16 @@ def text_nll(logits: FloatArray, holds: NDArray[np.bool_], mode: Mode) -> float:
         return negative_log_likelihood(softmax_at(logits, 1.0), holds.argmax(axis=1))
     sigmoid = np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
     return pair_negative_log_likelihood(sigmoid, holds)
+
+
+def _start(width: int, holds: NDArray[np.bool_]) -> LinearHead:
+    """A head that gives every vector the labels' log-odds, each label held by one window more than counted."""
+    head = LinearHead(width, holds.shape[1])
+    positives = holds.sum(axis=0) + 1.0
+    torch.nn.init.zeros_(head.score.weight)
+    with torch.no_grad():
+        head.score.bias.copy_(torch.from_numpy(np.log(positives / (len(holds) + 2 - positives))))
+    return head
 
 
 def _run_epoch(

@@ -74,3 +74,18 @@ def test_a_loss_that_is_no_number_ends_the_run() -> None:
     train.vectors[3, 0] = np.nan
     with pytest.raises(TrainingError, match="lower --learning-rate"):
         train_linear(FAST, "single_label", 1, train, pooled(60, 2, several=False))
+
+
+def test_rare_labels_start_at_their_frequency() -> None:
+    """One step in, two labels in a hundred are told as well as by their frequency, and soon better."""
+    rng = np.random.default_rng(0)
+    holds = rng.random((2_000, 20)) < 0.02
+    vectors = (rng.normal(size=(2_000, 20)) + 4 * holds).astype(np.float32)
+    parts = [
+        Pooled(vectors[run], np.ones(1_000, dtype=np.int32), holds[run]) for run in (slice(1_000), slice(1_000, None))
+    ]
+    trained = train_linear(LinearRecipe(max_epochs=60), "multi_label", 1, *parts)
+    rate = holds.mean()
+    of_frequency = -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+    assert trained.history[0].validation_nll < 1.05 * of_frequency
+    assert trained.history[-1].validation_nll < 0.7 * of_frequency
