@@ -13,7 +13,7 @@ from tokenalign.tokens import TokenBatch
 from tokenalign.training.data import Corpus, Example, label_words, read_banking77, read_clinc150
 from tokenalign.training.descriptions import own_descriptions
 from tokenalign.training.encoder import Encoder
-from tokenalign.training.features import Features, cached_states
+from tokenalign.training.features import Features, Float32Array, cached_states, mean_pooled
 from tokenalign.training.recipes import Recipe
 from tokenalign.training.sampling import Pool
 from tokenalign.training.sources import BANKING77, CLINC150, DataSource, ensure_files
@@ -47,6 +47,8 @@ class Material:
 
     messages: states of all training messages; pools: their rows by source and label
     label_states: of each wording of each label, wording by wording, so row = wording · labels + label
+    message_vectors, label_vectors: mean-pooled `[.., D]` for the teacher, in the order of messages and label_states;
+        None where the recipe has no teacher
     validation_labels, validation_label_states: the candidates of both validation partitions, in the label template
     """
 
@@ -57,6 +59,8 @@ class Material:
     pools: tuple[Pool, ...]
     labels: tuple[str, ...]
     label_states: TokenBatch
+    message_vectors: Float32Array | None
+    label_vectors: Float32Array | None
     validation_labels: LabelSet
     validation_label_states: TokenBatch
     select: Validation
@@ -151,6 +155,7 @@ def material_of(
         targets = np.array([split.validation_labels.index(example.label) for example in examples], dtype=np.int64)
         return Validation(messages.select(rows), targets)
 
+    teacher = recipe.teacher_weight > 0
     return Material(
         split=split,
         provenance=provenance,
@@ -159,6 +164,8 @@ def material_of(
         pools=_pools(recipe, split, corpora, row_of, number),
         labels=labels,
         label_states=label_states,
+        message_vectors=np.concatenate([mean_pooled(store) for store in stores]) if teacher else None,
+        label_vectors=mean_pooled(label_states) if teacher else None,
         validation_labels=candidates,
         validation_label_states=encode("labels", tokenizer.labels(candidates.descriptions).tokens),
         select=validation("validation_select"),
@@ -169,11 +176,11 @@ def material_of(
 def _pools(
     recipe: Recipe, split: Split, corpora: Mapping[str, Corpus], row_of: dict[str, int], number: dict[str, int]
 ) -> tuple[Pool, ...]:
-    """A pool of the split's own messages, and one of each domain of the others'."""
+    """A pool of the split's own messages, and one of the others', or one of each of their domains for episodes."""
     domains = {label: domain for corpus in corpora.values() for label, domain in corpus.domains.items()}
     extra: dict[str, list[Example]] = {}
     for example in split.partitions.get("train_extra", ()):
-        extra.setdefault(domains[example.label], []).append(example)
+        extra.setdefault(domains[example.label] if recipe.episodes else "", []).append(example)
     weighted = [(split.partitions["train"], recipe.banking77_weight), *((part, 1.0) for part in extra.values())]
     return tuple(_pool(examples, row_of, number, weight) for examples, weight in weighted if examples)
 

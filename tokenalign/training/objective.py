@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokenalign.head import MAX_PADDED_TOKENS, AlignmentHead
 from tokenalign.maxsim import maxsim
@@ -53,3 +54,8 @@ def other_texts_loss(logits: Tensor, positive: Tensor, same: Tensor) -> Tensor:
             mass = right.logsumexp(dim=axis)[has] - open_.logsumexp(dim=axis)[has]
             total = total - 0.5 * mass.mean()
     return total
+
+
+def teacher_loss(logits: Tensor, teacher: Tensor) -> Tensor:
+    """KL(softmax(teacher) || softmax(logits)), the mean over documents; both `[documents, descriptions]`."""
+    return F.kl_div(logits.log_softmax(dim=1), teacher.softmax(dim=1), reduction="batchmean")

@@ -32,7 +32,7 @@ from tokenalign.training.encoder import MINILM, Encoder, load_encoder
 from tokenalign.training.held_out import TestSet
 from tokenalign.training.material import PUBLIC_SOURCES, Sources, material_of
 from tokenalign.training.meaning import answers, erasure
-from tokenalign.training.recipes import BANKING_TEMPLATE, INTENTS_RECIPE, Recipe
+from tokenalign.training.recipes import BANKING_TEMPLATE, RECIPES, Recipe, recipe_named
 from tokenalign.training.run import provenance_of, save_run
 from tokenalign.training.sources import ensure_files
 from tokenalign.training.splits import Split, make_split
@@ -221,12 +221,13 @@ def main(arguments: Sequence[str] | None = None, *, on_line: OnLine = print) -> 
     """0 after every head of the study was trained and measured; its JSON lies beside the heads."""
     parser = argparse.ArgumentParser(prog="python -m tokenalign.training.studies", description=__doc__)
     parser.add_argument("study", choices=["domains", "labels"])
+    parser.add_argument("--recipe", choices=sorted(RECIPES), default="transfer", help="default: transfer")
     parser.add_argument("--data-dir", type=Path, required=True, help="folder with banking77/ and clinc150/")
     parser.add_argument("--output", type=Path, required=True, help="folder for the heads; those in it are kept")
     parser.add_argument("--feature-dir", type=Path, required=True, help="folder for token states")
     parser.add_argument("--seed", type=int, default=42, help="of the heads without a domain (default: 42)")
     options = parser.parse_args(arguments)
-    recipe, findings = INTENTS_RECIPE, []
+    recipe, findings = recipe_named(options.recipe), []
     try:
         data = StudyData.read(options.data_dir)
         encoder = load_encoder(MINILM, name="study", label_template=recipe.label_template)

@@ -28,7 +28,7 @@ from tokenalign.training.contextual import ContextualRows
 from tokenalign.training.features import as_tensor
 from tokenalign.training.initialisation import SAMPLE_TOKENS, start_from_geometry
 from tokenalign.training.material import Material, Validation
-from tokenalign.training.objective import batch_logits, other_texts_loss, scored_rows
+from tokenalign.training.objective import batch_logits, other_texts_loss, scored_rows, teacher_loss
 from tokenalign.training.recipes import Recipe
 from tokenalign.training.sampling import Batch, epoch_batches, epoch_length
 
@@ -306,6 +306,12 @@ def batch_loss(
         positive = torch.from_numpy(batch.targets[:, None] == batch.other_targets[None]).to(head.device)
         same = torch.from_numpy(batch.documents[:, None] == batch.others[None]).to(head.device) | apart[:, labels:]
         loss = loss + recipe.other_texts_weight * other_texts_loss(logits[:, labels:], positive, same)
+    if material.message_vectors is not None and material.label_vectors is not None:
+        message_vectors, label_vectors = material.message_vectors, material.label_vectors
+        side = np.concatenate([label_vectors[label_rows], message_vectors[batch.others]])
+        teacher = torch.from_numpy(message_vectors[batch.documents] @ side.T).to(head.device) * recipe.teacher_scale
+        teacher = teacher.masked_fill(apart, APART)
+        loss = loss + recipe.teacher_weight * teacher_loss(logits, teacher)
     return loss
 
 

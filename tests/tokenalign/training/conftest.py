@@ -35,20 +35,29 @@ EVERYTHING = replace(
     wordings=("{label}", "topic: {label}"),
     clinc150_domains=("travel", "home"),
     start="geometry",
-    start_pooled_share=1.0,
     start_scale=20.0,
     schedule="cosine",
     batch_size=16,
-    episodes=2,
-    epoch_batches=12,
+    epoch_batches=5,
     candidates=3,
-    banking77_weight=2.0,
     other_texts=8,
     other_texts_weight=0.5,
+    teacher_weight=0.5,
     average_decay=0.9,
 )
 
-COMPARISON = replace(EVERYTHING, name="comparison", trained="comparison", learning_rate=1e-2)
+COMPARISON = replace(
+    EVERYTHING,
+    name="comparison",
+    shared_wording=True,
+    start_pooled_share=1.0,
+    trained="comparison",
+    learning_rate=1e-2,
+    episodes=2,
+    epoch_batches=12,
+    banking77_weight=2.0,
+    teacher_weight=0.0,
+)
 
 HEAD_SHAPE = (("width", 32), ("ffn_width", 64))
 
@@ -67,7 +76,7 @@ def everything() -> Recipe:
 
 @pytest.fixture(scope="session")
 def comparison() -> Recipe:
-    """The same, of which only the comparison of rows learns."""
+    """Episodes, in which only the comparison of rows learns."""
     return COMPARISON
 
 

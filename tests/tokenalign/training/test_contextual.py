@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tokenalign.head import AlignmentHead
 from tokenalign.training.contextual import ContextualRows
 from tokenalign.training.encoder import Encoder
-from tokenalign.training.material import Material
+from tokenalign.training.material import Sources, prepare
 from tokenalign.training.recipes import Recipe
 from tokenalign.training.run import RunOptions, run_training
 from tokenalign.training.sampling import epoch_batches
@@ -18,8 +19,11 @@ from tokenalign.training.trainer import batch_loss
 from tokenalign.weights import load_head
 
 
-def test_rows_that_stay_give_the_same_loss(comparison: Recipe, encoder: Encoder, material: Material) -> None:
+def test_rows_that_stay_give_the_same_loss(
+    comparison: Recipe, encoder: Encoder, small_data: Path, small_sources: Sources, feature_dir: Path
+) -> None:
     """A batch's loss is that of the whole head without dropout, and so is its gradient."""
+    material = prepare(comparison, 42, encoder, data_dir=small_data, feature_dir=feature_dir, sources=small_sources)
     torch.manual_seed(0)
     head = AlignmentHead(encoder.config).eval()
     rows = ContextualRows.of(head, material)

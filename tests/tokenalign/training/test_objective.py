@@ -8,7 +8,7 @@ from tokenalign.head import AlignmentHead
 from tokenalign.training.encoder import Encoder
 from tokenalign.training.features import as_tensor
 from tokenalign.training.material import Material
-from tokenalign.training.objective import other_texts_loss, scored_rows
+from tokenalign.training.objective import other_texts_loss, scored_rows, teacher_loss
 
 
 @pytest.fixture
@@ -42,3 +42,12 @@ def test_other_texts_loss_without_any_positive() -> None:
     """Where no text is of a document's label the loss is 0, not NaN."""
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     assert float(other_texts_loss(torch.randn(2, 3), nothing, nothing)) == 0
+
+
+def test_teacher_loss_is_a_divergence() -> None:
+    """It is 0 for the teacher's own distribution, at any offset, and the KL divergence otherwise."""
+    teacher = torch.randn(4, 5)
+    assert float(teacher_loss(teacher + 3, teacher)) == pytest.approx(0, abs=1e-6)
+    logits = torch.randn(4, 5)
+    p, q = teacher.softmax(1), logits.softmax(1)
+    assert float(teacher_loss(logits, teacher)) == pytest.approx(float((p * (p / q).log()).sum(1).mean()), rel=1e-5)

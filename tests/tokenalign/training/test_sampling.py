@@ -1,4 +1,4 @@
-"""Batches: every message once, or episodes of drawn candidates."""
+"""Batches: every message once, or balanced over drawn candidates."""
 
 from dataclasses import replace
 
@@ -40,10 +40,29 @@ def test_every_message_comes_once(card_like: Recipe) -> None:
     assert orders[0].tolist() != orders[1].tolist()
 
 
-def test_episodes_are_of_one_pool_and_balanced_over_its_labels(everything: Recipe) -> None:
+def test_sampled_batches_are_balanced_over_sources_and_labels(everything: Recipe) -> None:
+    """Each source gives half a batch, candidates are as many as asked for, and rare labels come as often as others."""
+    recipe = replace(everything, epoch_batches=300, candidates=2, batch_size=16, other_texts=4)
+    batches = list(epoch_batches(recipe, POOLS, np.random.default_rng(0)))
+    assert len(batches) == epoch_length(recipe, POOLS) == 300
+    for batch in batches:
+        check(batch)
+        assert len(batch.documents) == 16
+        assert int((batch.documents < 50).sum()) == 8
+        assert 2 <= len(batch.labels) <= 4
+        assert len(batch.others) <= 4
+        assert len(np.unique(batch.other_targets[: len(batch.others) // 2])) == len(batch.others) // 2
+    seen = np.concatenate([batch.documents for batch in batches])
+    shares = [np.isin(seen, POOLS[0].messages[label]).mean() for label in (0, 2, 3)]
+    assert max(shares) - min(shares) < 0.05
+    wordings = np.concatenate([batch.wordings for batch in batches])
+    assert abs(wordings.mean() - 0.5) < 0.1
+
+
+def test_episodes_are_of_one_pool_and_balanced_over_its_labels(comparison: Recipe) -> None:
     """An episode is of one pool, heavier ones come more often, and rare labels as often as others."""
     pools = (replace(POOLS[0], weight=3.0), POOLS[1])
-    recipe = replace(everything, epoch_batches=300, episodes=2, candidates=2, batch_size=16, other_texts=4)
+    recipe = replace(comparison, epoch_batches=300, episodes=2, candidates=2, batch_size=16, other_texts=4)
     batches = list(epoch_batches(recipe, pools, np.random.default_rng(0)))
     assert len(batches) == epoch_length(recipe, pools) == 300
     first = 0
