@@ -9,6 +9,7 @@ from deploy.model import ServedModel
 from deploy.settings import ModelSettings
 from tokenalign.backbone import Backbone
 from tokenalign.errors import BackboneError, CheckpointError, ConfigError
+from tokenalign.linear.config import LinearConfig
 from tokenalign.references import resolve_backbone
 
 
@@ -102,4 +103,13 @@ def test_a_damaged_head(bert_head: Path, tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        ServedModel.load(settings_of(id_or_path=str(tmp_path)))
+
+
+def test_a_linear_head_is_refused(tmp_path: Path) -> None:
+    """With what answers it instead: its labels are its own, and the scorer has none of its tokens to compare."""
+    values = {"backbone": {"reference": "a/b"}, "backbone_width": 8, "labels": ["x", "y"]}
+    config = LinearConfig.parse(values | {"mode": "single_label", "pooling": "last"})
+    config.save(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=r"holds a linear head.*`tokenalign --model .*is not served over HTTP"):
         ServedModel.load(settings_of(id_or_path=str(tmp_path)))

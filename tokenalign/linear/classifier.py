@@ -28,7 +28,7 @@ from tokenalign.weights import locate_head
 CHUNK_TEXTS = 1_024
 MAX_SHARD_WINDOWS = 256  # whose token states are held at a time: 256 windows of 256 tokens of width 1,024 are 256 MiB
 MIN_SHARD_WINDOWS = 8  # that are worth a core of their own
-MAX_TEXT_CHARS = 1_000_000
+MAX_TEXT_CHARS = 100_000
 
 
 class LinearClassification(Classification):

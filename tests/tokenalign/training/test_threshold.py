@@ -48,17 +48,13 @@ def test_equal_points_give_fewer_labels() -> None:
 
 
 def test_micro_f1_decides_between_equal_macro_f1() -> None:
-    """Macro F1 is 1/2 from 0.05 on and from 0.65 on, but from 0.65 on fewer of the first label's are wrong."""
-    first = [0.9, 0.9, 0.3, 0.3, 0.3, 0.3]
-    second = [0.6, 0.3, 0.3, 0.3, 0.3, 0.3]
-    probabilities = np.array([first, second], dtype=np.float32).T
-    holds = np.zeros((6, 2), dtype=bool)
-    holds[:2, 0] = True
-    holds[1, 1] = True
-    chosen = choose_threshold(probabilities, holds).threshold
-    micro = {t: f1_score(holds, probabilities >= np.float32(t), average="micro", zero_division=0) for t in GRID}
-    macro = {t: f1_score(holds, probabilities >= np.float32(t), average="macro", zero_division=0) for t in GRID}
-    assert chosen == max(GRID, key=lambda t: (round(macro[t], 9), round(micro[t], 9), t))
+    """Up to 0.35 the frequent label's F1 is 1 and the rare one's 1/2, above it is the other way round."""
+    frequent = [0.95, 0.37, 0.37, 0.01, 0.01, 0.01]
+    rare = [0.95, 0.01, 0.01, 0.37, 0.37, 0.01]
+    holds = np.array([[1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0]], dtype=bool).T
+    probabilities = np.array([frequent, rare], dtype=np.float32).T
+    assert [f1_at(probabilities, holds, t, np.ones((1, 6)))[0].item() for t in (0.35, 0.9)] == [0.75, 0.75]
+    assert choose_threshold(probabilities, holds).threshold == 0.35
 
 
 def test_few_texts_make_an_unstable_choice_and_many_a_stable_one() -> None:
