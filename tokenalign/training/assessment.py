@@ -253,6 +253,7 @@ def _out_of_scope(
     if (fitted := classifier.config.abstention) is not None:
         result["abstention"] = {
             "min_score": fitted.min_score,
+            "labels": fitted.labels,
             "in_scope_answered": answered_share(inside, fitted.min_score),
             "out_of_scope_answered": answered_share(outside, fitted.min_score),
         }

@@ -182,7 +182,8 @@ def _out_of_scope(found: Mapping[str, Any]) -> list[Block]:
         limit = found["abstention"]
         blocks.append(
             Paragraph(
-                f"With min_score calibrated ({limit['min_score']:.3f}), {limit['in_scope_answered']:.1%} of the "
+                f"With min_score calibrated ({limit['min_score']:.3f}, fitted with {limit['labels']} candidates), "
+                f"{limit['in_scope_answered']:.1%} of the "
                 f"messages get a label, and {limit['out_of_scope_answered']:.1%} of the texts that should not."
             )
         )

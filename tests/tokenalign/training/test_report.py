@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokenalign.config import ModelConfig
+from tokenalign.classifier import TokenAlignClassifier
+from tokenalign.config import AbstentionCalibration, ModelConfig
 from tokenalign.training.assessment import AssessOptions, assess, assess_all
 from tokenalign.training.baselines import LABEL_WORDINGS, RAW
 from tokenalign.training.document import Heading, Paragraph, Table, as_html, as_markdown
@@ -75,7 +76,11 @@ def options_for(folder: Path, **overrides: Any) -> AssessOptions:
 def test_everything_that_can_be_asked_for(train: Callable[..., Path], nli_folder: Path, tmp_path: Path) -> None:
     """One run gives baselines, another head, out of scope, wordings and cost, as JSON, as a page and as a card."""
     folder, other = train("one"), train("two", seed=7)
-    labels = ModelConfig.load(folder / "config.json").provenance["split"]["test_labels"]
+    config = ModelConfig.load(folder / "config.json")
+    limit = AbstentionCalibration(kept=0.95, labels=3, min_score=0.2)  # as more messages would have given one
+    config = config.model_copy(update={"abstention": limit})
+    config.save(folder / "config.json")
+    labels = config.provenance["split"]["test_labels"]
     strange, words = tmp_path / "strange.csv", tmp_path / "words.jsonl"
     strange.write_text("text\nwho won the match\nwhat is the weather\nplay some jazz\n")
     words.write_text("\n".join(json.dumps({"name": name, "rich": [name, f"{name} rich"]}) for name in labels))
@@ -102,10 +107,17 @@ def test_everything_that_can_be_asked_for(train: Callable[..., Path], nli_folder
         assert low <= figures["accuracy"] <= high
     assert result["out_of_scope"]["texts"] == 3
     assert result["out_of_scope"].keys() >= {"model", RAW}
+    answered = result["out_of_scope"]["abstention"]
+    assert (answered["min_score"], answered["labels"]) == (0.2, 3)
+    found = TokenAlignClassifier.from_pretrained(folder, device="cpu")(
+        ["who won the match", "what is the weather", "play some jazz"],
+        [{"name": name, "description": name.replace("_", " ")} for name in labels],
+        min_score="calibrated",
+    )
+    assert answered["out_of_scope_answered"] == pytest.approx(np.mean([one["label"] is not None for one in found]))
     assert result["wordings"].keys() == {OWN_WORDING, "rich"}
     assert result["wordings"][OWN_WORDING]["accuracy"] == pytest.approx(result["model"]["accuracy"])
     assert report["cost"]["texts"] == result["model"]["examples"]
-    config = ModelConfig.load(folder / "config.json")
     page, card = as_html(report_blocks(report)), as_markdown(card_blocks(config, report))
     for text in (page, card):
         for expected in (
@@ -117,6 +129,8 @@ def test_everything_that_can_be_asked_for(train: Callable[..., Path], nli_folder
             f"Against {RAW}, on 16 messages",
         ):
             assert expected in text
+    assert "fitted with 3 candidates" in page
+    assert any("With its own min_score" in words for words in limits(config, report))
     assert front_matter(config).startswith("---\nlibrary_name: tokenalign\n")
     assert "base_model" not in front_matter(config)  # a local folder is nobody else's
 
