@@ -114,9 +114,7 @@ def run_training(
         full = sum(int((store.lengths >= config.max_length).sum()) for store in material.messages.stores)
         on_split(material.split, full)
     provenance = provenance_of(recipe, options.seed, encoder, material)
-    options.output.mkdir(parents=True, exist_ok=True)
-    if own is not None:
-        write_labels(options.output, own.labels)
+    options.output.mkdir(parents=True, exist_ok=True)  # left empty until there is something to resume
     trained = train_head(
         recipe,
         options.seed,
@@ -128,6 +126,8 @@ def run_training(
         on_progress=on_progress,
         on_epoch=on_epoch,
     )
+    if own is not None:
+        write_labels(options.output, own.labels)
     return save_run(options.output, config, material, provenance, trained)
 
 

@@ -19,7 +19,7 @@ from tokenalign.training.own_data import OwnFiles, read_own
 from tokenalign.training.own_run import LABELS_FILE, OWN_RECIPE, for_labels, own_recipe, prepare_own
 from tokenalign.training.run import HISTORY_FILE, PARTITIONS_FILE, RunOptions, run_training
 from tokenalign.training.splits import HELD_OUT, SplitKind
-from tokenalign.training.trainer import EpochReport
+from tokenalign.training.trainer import EpochReport, Progress
 
 RunOptionsFor = Callable[..., RunOptions]
 WriteOwn = Callable[..., Path]
@@ -134,6 +134,19 @@ def test_a_killed_run_resumes_to_the_same_bytes(
         run_training(replace(options, own=OwnFiles(data=write_own("other.csv", lead="please"))))
     run_training(options)
     assert [sha256_of(killed / file) for file in FILES] == [sha256_of(whole / file) for file in FILES]
+
+
+def test_a_run_that_was_killed_at_once_begins_anew(run_options: RunOptionsFor, write_own: WriteOwn) -> None:
+    """Before the first epoch ends there is nothing to resume, and nothing in the way of the same command."""
+    options = run_options(QUICK, own=OwnFiles(data=write_own("mine.csv")))
+
+    def kill(progress: Progress) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        run_training(options, on_progress=kill)
+    run_training(options)
+    assert sorted(path.name for path in options.output.iterdir()) == FILES
 
 
 def test_several_descriptions_of_a_label(
