@@ -1,6 +1,7 @@
 """Which tokens carry a script, by Unicode: a character of it, or nothing but pieces of its characters' bytes."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import regex
 
@@ -19,6 +20,7 @@ class Script:
     endings: frozenset[bytes]
 
     @classmethod
+    @cache
     def named(cls, name: str) -> "Script":
         """The script of a Unicode name, such as Hangul; `CompressionError` for an unknown one."""
         try:
