@@ -80,6 +80,8 @@ def config_of() -> Callable[..., Config]:
         args = app["args"]
         args["label_cache"]["url"] = cluster.cache.url
         args["threads"] = {"encoder": 1, "scorer": 1}
+        # Who is told 429 while a busy machine recovers says nothing of the fault.
+        args["batching"] = {**args.get("batching", {}), "max_queue_wait_s": 60.0}
         for name, changes in sections.items():
             args[name] = {**args.get(name, {}), **changes}
         app["deployments"] = [
