@@ -197,7 +197,7 @@ def _run_linear(options: argparse.Namespace) -> int:
         )
         if found.trained_on:
             console.print(f"warning: {model} was trained on {found.trained_on:,} of these texts", soft_wrap=True)
-        print_linear_figures(console, found.what, classifier.config, found.figures)
+        print_linear_figures(console, found.what, classifier.config, found.figures, every_class=options.per_class)
         report.append({"model": str(model), "data": found.what, "figures": found.figures})
     if options.output is not None:
         options.output.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
