@@ -20,7 +20,7 @@ from tokenalign.training.held_out import ERASURE_TEXTS, SPLITS
 from tokenalign.training.linear_command import print_linear_figures
 from tokenalign.training.linear_evaluation import assess_linear
 from tokenalign.training.model_card import card_blocks, front_matter
-from tokenalign.training.report import comparison_sentence, matches_sentence, report_blocks
+from tokenalign.training.report import comparison_sentence, matches_sentence, report_blocks, trained_sentences
 from tokenalign.training.resampling import RESAMPLES
 from tokenalign.weights import DEFAULT_MODEL, load_head, locate_head
 
@@ -197,7 +197,7 @@ def _run_linear(options: argparse.Namespace) -> int:
         )
         if found.trained_on:
             console.print(f"warning: {model} was trained on {found.trained_on:,} of these texts", soft_wrap=True)
-        print_linear_figures(console, found.what, classifier.config, found.figures)
+        print_linear_figures(console, found.what, classifier.config, found.figures, every_class=options.per_class)
         report.append({"model": str(model), "data": found.what, "figures": found.figures})
     if options.output is not None:
         options.output.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -239,6 +239,7 @@ def print_result(console: Console, name: str, result: dict[str, Any], *, every_c
         table.add_row(escape(row), *(f"{metrics[key]:.3f}" for key in COLUMNS))
     console.print(table)
     lines = [comparison_sentence(other, found) for other, found in result["comparisons"].items()]
+    lines += trained_sentences(result)
     lines += [f"{what}: left out, {why}" for what, why in result["skipped"].items()]
     lines.append(matches_sentence(result["matches"]))
     if (scope := result.get("out_of_scope")) is not None:

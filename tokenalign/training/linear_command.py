@@ -146,12 +146,16 @@ def split_lines(split: StratifiedSplit, labels: tuple[str, ...], pooled: Mapping
     return lines
 
 
-def print_linear_figures(console: Console, what: str, config: LinearConfig, figures: dict[str, Any]) -> None:
-    """Print figures as `linear_figures` gives them, with the weakest classes and the threshold's warning."""
+def print_linear_figures(
+    console: Console, what: str, config: LinearConfig, figures: dict[str, Any], *, every_class: bool = False
+) -> None:
+    """Print figures as `linear_figures` gives them, with the weakest classes, or all, and the threshold's warning."""
     lines = figure_lines(what, config, figures)
     console.print("\n".join(lines), markup=False, soft_wrap=True)
-    classes = sorted(figures["per_class"], key=lambda score: score["f1"])[:WEAKEST_CLASSES]
-    table = Table(title=f"the {len(classes)} weakest classes of {len(config.labels)}", title_justify="left")
+    classes = sorted(figures["per_class"], key=lambda score: score["f1"])
+    classes = classes if every_class else classes[:WEAKEST_CLASSES]
+    title = "every class" if every_class else f"the {len(classes)} weakest classes of {len(config.labels)}"
+    table = Table(title=title, title_justify="left")
     for heading in ("label", "texts", "given", "precision", "recall", "F1"):
         table.add_column(heading, justify="left" if heading == "label" else "right")
     for score in classes:

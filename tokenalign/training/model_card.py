@@ -93,7 +93,8 @@ def training_sentences(config: ModelConfig) -> list[str]:
 def limits(config: ModelConfig, report: Mapping[str, Any]) -> list[str]:
     """What the figures don't show, and where the head is to be mistrusted; those that the figures show come first."""
     found = [
-        f"On {name} it is not measurably better than {other}: accuracy {compared['differences']['accuracy']:+.3f}."
+        f"On {name} it is {'worse' if differs(compared) else 'not measurably better'} than {other}: accuracy "
+        f"{compared['differences']['accuracy']:+.3f}."
         for name, result in report["results"].items()
         for other, compared in result["comparisons"].items()
         if not (differs(compared) and compared["differences"]["accuracy"] > 0)

@@ -6,7 +6,7 @@ from xml.sax.saxutils import escape
 from tokenalign.evaluation import ReliabilityBin
 
 HEAD, OTHER, FRAME, GRID = "#2f6f8f", "#c9a227", "#555555", "#dddddd"
-SIZE, LEFT, TOP = 260, 60, 40  # of a plot's square, and where it begins
+SIZE, LEFT, TOP = 260, 60, 50  # of a plot's square, and where it begins
 
 
 def reliability_diagram(title: str, bins: Sequence[ReliabilityBin]) -> str:

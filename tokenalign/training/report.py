@@ -62,6 +62,8 @@ def split_blocks(name: str, result: Mapping[str, Any]) -> list[Block]:
         blocks.append(Plot(f"accuracy-{name}", f"accuracy on {name}, with 95 % intervals", _accuracies(name, rows)))
         blocks.append(_intervals(rows))
         blocks += _comparisons(result["comparisons"])
+    if flattered := trained_sentences(result):
+        blocks.append(Items(flattered))
     blocks += [Items([f"Left out: {what}, since {why}." for what, why in result["skipped"].items()])] * bool(
         result["skipped"]
     )
@@ -114,6 +116,16 @@ def comparison_sentence(name: str, found: Mapping[str, Any]) -> str:
     )
 
 
+def trained_sentences(result: Mapping[str, Any]) -> list[str]:
+    """Which of the other heads were trained on labels of this split, which may be unseen to this head alone."""
+    classes = result["model"]["classes"]
+    return [
+        f"Mind that {name} was trained on {found['trained_labels']} of these {classes} labels."
+        for name, found in result["others"].items()
+        if found["trained_labels"]
+    ]
+
+
 def _p(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else "below 0.001"
 
@@ -156,12 +168,18 @@ def _leakage(report: Mapping[str, Any]) -> list[Block]:
     shared = sum(leakage["shared_with_training"].values())
     return [
         Paragraph(
-            f"Split of seed {split['seed']}: {len(split['train_labels'])} labels to train, "
-            f"{len(split['validation_labels'])} to validate, {len(split['test_labels'])} to test. "
+            f"Split of seed {split['seed']}: {_groups(split)}. "
             f"Duplicates left out, by case and white space: {removed or 'none'}. Held-out texts that were trained on: "
             f"{shared}."
         )
     ]
+
+
+def _groups(split: Mapping[str, Any]) -> str:
+    if split.get("kind") == "messages":
+        return f"all {len(split['train_labels'])} labels train, validate and test, on different messages"
+    sizes = [len(split[f"{group}_labels"]) for group in ("train", "validation", "test")]
+    return "{} labels to train, {} to validate, {} to test".format(*sizes)
 
 
 def _out_of_scope(found: Mapping[str, Any]) -> list[Block]:

@@ -130,6 +130,8 @@ def test_everything_that_can_be_asked_for(train: Callable[..., Path], nli_folder
         ):
             assert expected in text
     assert "fitted with 3 candidates" in page
+    assert f"Mind that {other} was trained on 8 of these 8 labels." in page
+    assert "all 8 labels train, validate and test, on different messages" in page
     assert any("With its own min_score" in words for words in limits(config, report))
     assert front_matter(config).startswith("---\nlibrary_name: tokenalign\n")
     assert "base_model" not in front_matter(config)  # a local folder is nobody else's
@@ -210,7 +212,8 @@ def test_limits_come_from_the_figures(train: Callable[..., Path]) -> None:
     result = report["results"]["all"]
     for name, comparison in result["comparisons"].items():
         better = differs(comparison) and comparison["differences"]["accuracy"] > 0
-        assert better != any(f"not measurably better than {name}" in limit for limit in found)
+        words = "is worse than" if differs(comparison) else "is not measurably better than"
+        assert better != any(f"On all it {words} {name}: " in limit for limit in found)
     assert "all has 16 messages only: its figures are rough." in found
     assert any("rest on 8 messages, which is few" in limit for limit in found)
     assert "Tested on the labels that it was trained on: how it does on others is unknown." in found
