@@ -166,6 +166,8 @@ class Cluster:
 
     def restart_head(self) -> None:
         """What keeps a pod running does: the head starts again on the same address."""
+        # A new pod has nothing of the old one; `ray start` would take what it finds here for a head that still runs.
+        (self._ray / "ray_current_cluster").unlink(missing_ok=True)
         self._head = self._start_head()
 
     def _kill_and_clear(self, node: "subprocess.Popen[bytes]", name: str) -> None:
