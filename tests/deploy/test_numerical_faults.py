@@ -36,6 +36,7 @@ async def test_nan_from_the_encoder(run_stack: Any, gated: Any, bert: Any, known
         response = await stack.post(text="rain", labels=LABELS, return_logits=True)
         assert response.status_code == 500
         assert strict(response.content)["error_type"] == "numerical"
+        await stack.drain()  # labels may still be encoded, for whoever asks for the same ones next
         gated.backbone.change = lambda batch, states: states
         again = await stack.post(text="rain", labels=LABELS, return_logits=True)
         [result] = strict(again.content)["results"]

@@ -44,23 +44,26 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
         yield MemoryStore(128 * MIB)
         return
     url, options = empty_server(request.param, request.getfixturevalue)
-    store = RedisStore.from_url(url, replace(options, read_timeout_s=10), max_value_bytes=16 * MIB)
+    store = RedisStore.from_url(url, options, max_value_bytes=16 * MIB)
     yield store
     await store.close()
 
 
+PATIENT = ConnectionOptions(connect_timeout_s=30, read_timeout_s=30)  # many connect at once on a busy machine
+
+
 def empty_server(name: str, fixture: Callable[[str], Any]) -> tuple[str, ConnectionOptions]:
     """The URL and options of a server of a kind, with nothing in it."""
-    user = ConnectionOptions(username="cache", password="word")
+    user = replace(PATIENT, username="cache", password="word")
     if name in ("valkey", "debian"):
         url = fixture(name).url
         with redis.Redis.from_url(url, protocol=2) as admin:
             admin.flushall()
-        return url, ConnectionOptions()
+        return url, PATIENT
     if name == "sentinel":
         master, _, sentinel = fixture("sentinel_group")
         flush(master)
-        return f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/main", ConnectionOptions()
+        return f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/main", PATIENT
     if name == "cluster":
         flush(*fixture("cluster").masters)
         return fixture("cluster").url, user
